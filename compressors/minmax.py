@@ -1,0 +1,71 @@
+"""256 even steps between each block's smallest and largest value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .base import Compressor, check_finite, check_length, option, register
+from .blocks import block_shape, by_rows, check_block, nonzero, to_blocks
+from .noise import rounding_noise
+from .packing import from_bytes, to_bytes
+
+
+@register("minmax")
+@dataclass(frozen=True)
+class MinMax(Compressor):
+    """C(v)_i = lo + q_i (hi - lo) / 255 with q_i in 0..255; lo, hi = min, max of the block.
+
+        +-------------------+-------------------+---------------+
+        | rows x float32 lo | rows x float32 hi | n x uint8 q_i |
+        +-------------------+-------------------+---------------+
+
+    Both sides compute with halves, since hi - lo may exceed float32.
+    """
+
+    rounding: str = option("stochastic", "stochastic (unbiased) or nearest")
+    block: int | str = option(512, "values that share one range, or `tensor` for all")
+
+    paper = "Bagua, Gan et al. 2021, arXiv 2107.01499"
+
+    def __post_init__(self) -> None:
+        if self.rounding not in ("stochastic", "nearest"):
+            raise ValueError(
+                f"minmax: rounding={self.rounding} given; stochastic or nearest fits, e.g. minmax:rounding=nearest"
+            )
+        check_block("minmax", self.block)
+
+    @property
+    def unbiased(self) -> bool:  # type: ignore[override]
+        return self.rounding == "stochastic"
+
+    def max_bytes(self, n: int) -> int:
+        return 8 * block_shape(n, self.block)[0] + n
+
+    def encode(self, x: Tensor, key: int) -> Tensor:
+        y = to_blocks(x, self.block, repeat_last=True)
+        lo, hi = y.amin(1, keepdim=True), y.amax(1, keepdim=True)
+        y.mul_(0.5).sub_(lo * 0.5).div_(nonzero(_half_step(lo, hi)))
+        if self.unbiased:
+            y.view(-1).add_(rounding_noise(y.numel(), key, y.device))
+        # torch converts to int8 four times faster than to uint8
+        q = y.round_().clamp_(0, 255).sub_(128).to(torch.int8).view(torch.uint8).add_(128)
+        payload = to_bytes(lo, hi, q.view(-1)[: x.numel()])
+        check_finite(torch.cat([lo, hi]), self)
+        return payload
+
+    def decode(self, payload: Tensor, n: int) -> Tensor:
+        check_length(payload, self.max_bytes(n), n, self)
+        rows, columns = block_shape(n, self.block)
+        lo, hi = from_bytes(payload[: 8 * rows], torch.float32).view(2, rows, 1)
+        half_step = _half_step(lo, hi)
+        values = payload[8 * rows :].to(torch.float32)
+        for part, row in by_rows(values, columns):
+            part.mul_(half_step[row]).add_(lo[row] * 0.5).mul_(2)
+        return values
+
+
+def _half_step(lo: Tensor, hi: Tensor) -> Tensor:
+    return (hi * 0.5 - lo * 0.5).div_(255)

@@ -1,0 +1,107 @@
+"""A random subset of the values, which the receiver finds from a seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .base import Compressor, PayloadError, check_all_finite, option, register
+from .identity import Identity
+from .noise import derive_key, random_words
+from .packing import from_bytes, to_bytes
+from .topk import kept
+
+_FLOAT32_MAX = torch.finfo(torch.float32).max
+
+
+@register("randk")
+@dataclass(frozen=True)
+class RandK(Compressor):
+    """C(v)_i = v_i on k = round(ratio n) >= 1 coordinates drawn afresh for every key, else 0.
+
+    scaled: times n/k, which makes it unbiased, omega = n/k - 1 (magnitudes saturate at float32's largest).
+    Otherwise a contraction with delta = k/n in expectation.
+
+        +--------------+----------------------------------------------------------------------+
+        | uint64: seed | the payload of the k values, by ascending index, of the values codec |
+        +--------------+----------------------------------------------------------------------+
+
+    Values that are not sent decode to -0.0 (see sparse.py).
+    """
+
+    ratio: float = option(0.01, "share of the values that is sent, in (0, 1]; at least one value")
+    scaled: bool = option(True, "multiply by n/k (unbiased), or not (a contraction)")
+    values: Compressor = option(Identity(), "codec of the values sent, e.g. fp16 or qsgd:bits=4")
+
+    paper = "Stich et al. 2018, arXiv 1809.07599"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.ratio <= 1:
+            raise ValueError(
+                f"randk: ratio={self.ratio} given; more than 0 and at most 1 fits, e.g. randk:ratio=0.01"
+            )
+
+    @property
+    def unbiased(self) -> bool:  # type: ignore[override]
+        return self.scaled and self.values.unbiased
+
+    @property
+    def fixed_size(self) -> bool:  # type: ignore[override]
+        return self.values.fixed_size
+
+    def max_bytes(self, n: int) -> int:
+        return 8 + self.values.max_bytes(kept(n, self.ratio))
+
+    def encode(self, x: Tensor, key: int) -> Tensor:
+        n = x.numel()
+        k = kept(n, self.ratio)
+        seed = derive_key(key, 0)
+        values = x[random_indices(n, k, seed).to(x.device)]
+        if self.scaled and n:
+            values.mul_(n / k).clamp_(-_FLOAT32_MAX, _FLOAT32_MAX)
+        header = torch.from_numpy(np.array([seed], np.uint64).view(np.int64)).to(x.device)
+        payload = to_bytes(header, self.values.encode(values, derive_key(key, 1)))
+        check_all_finite(x, self)  # also what was not drawn
+        return payload
+
+    def decode(self, payload: Tensor, n: int) -> Tensor:
+        index, values = self._pairs(payload, n)
+        return torch.full((n,), -0.0, device=payload.device).index_copy_(0, index, values)
+
+    def decode_add(self, payload: Tensor, out: Tensor, alpha: float = 1) -> None:
+        index, values = self._pairs(payload, out.numel())
+        out.index_add_(0, index, values, alpha=alpha)
+
+    def _pairs(self, payload: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        if payload.dtype != torch.uint8 or payload.dim() != 1 or payload.numel() < 8:
+            raise PayloadError(f"randk: no message: {payload.dtype} of shape {tuple(payload.shape)}")
+        k = kept(n, self.ratio)
+        values = self.values.decode(payload[8:], k)
+        seed = int(from_bytes(payload[:8], torch.int64))
+        return random_indices(n, k, seed).to(payload.device), values
+
+
+def random_indices(n: int, k: int, seed: int) -> Tensor:
+    """int64 [k], ascending: a uniformly random k-subset of 0..n-1, the same on every machine.
+
+    The first k distinct ones of a stream of uniform draws; of the complement where that is smaller.
+    """
+    if 2 * k > n:
+        mask = np.ones(n, bool)
+        mask[random_indices(n, n - k, seed).numpy()] = False
+        return torch.from_numpy(np.flatnonzero(mask))
+    if k == 0:
+        return torch.empty(0, dtype=torch.int64)
+    draws = k + 2 * k * k // n + 64  # leaves k distinct ones but for rare cases
+    while True:
+        drawn = (random_words(2 * draws, seed).numpy().view(np.uint64) % np.uint64(n)).astype(np.int64)
+        place = np.empty(n, np.int64)
+        order = np.arange(draws)
+        place[drawn[::-1]] = order[::-1]  # of equal indices the last write stays: the first draw
+        distinct = drawn[place[drawn] == order]
+        if distinct.size >= k:
+            return torch.from_numpy(np.sort(distinct[:k]))
+        draws *= 2

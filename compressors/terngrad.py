@@ -1,0 +1,67 @@
+"""TernGrad: -scale, 0 or +scale."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .base import Compressor, check_finite, check_length, option, register
+from .blocks import block_counts, block_shape, check_block, max_abs, nonzero, scale_rows_, to_blocks
+from .packing import from_bytes, pack, packed_bytes, to_bytes, unpack
+from .qsgd import codes_to_unit, stochastic_codes
+
+
+@register("terngrad")
+@dataclass(frozen=True)
+class TernGrad(Compressor):
+    """C(v)_i = scale * t_i with t_i in {-1, 0, 1}, E t_i = v_i / scale; scale = max |v| of the block.
+
+    With clip = c > 0 the block is first clipped to c standard deviations (the paper uses 2.5): less variance, and
+    no longer unbiased.
+
+        +-----------------------+-----------------------------+
+        | rows x float32: scale | n x 2 bits: t_i + 1, packed |
+        +-----------------------+-----------------------------+
+    """
+
+    clip: float = option(0.0, "clip at this many standard deviations of the block; 0: no clipping")
+    block: int | str = option(512, "values that share one scale, or `tensor` for all")
+
+    paper = "Wen et al. 2017, arXiv 1705.07878"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.clip < float("inf"):
+            raise ValueError(f"terngrad: clip={self.clip} given; 0 or more fits, e.g. terngrad:clip=2.5")
+        check_block("terngrad", self.block)
+
+    @property
+    def unbiased(self) -> bool:  # type: ignore[override]
+        return self.clip == 0
+
+    def max_bytes(self, n: int) -> int:
+        return 4 * block_shape(n, self.block)[0] + packed_bytes(n, 2)
+
+    def encode(self, x: Tensor, key: int) -> Tensor:
+        y = to_blocks(x, self.block)
+        scales = max_abs(y)
+        y.div_(nonzero(scales))
+        if self.clip:
+            counts = block_counts(x.numel(), self.block, x.device)
+            mean = y.sum(1, keepdim=True) / counts
+            variance = y.square().sum(1, keepdim=True) / counts - mean.square()
+            limit = variance.clamp_(min=0).sqrt_().mul_(self.clip)
+            limit.masked_fill_(limit == 0, 1).clamp_(max=1)  # a constant block has nothing to clip
+            y.div_(limit).clamp_(-1, 1)
+            scales = scales * limit
+        codes = stochastic_codes(y, 1, key)[: x.numel()]
+        payload = to_bytes(scales, *pack(codes, 2))
+        check_finite(scales, self)
+        return payload
+
+    def decode(self, payload: Tensor, n: int) -> Tensor:
+        check_length(payload, self.max_bytes(n), n, self)
+        rows, columns = block_shape(n, self.block)
+        scales = from_bytes(payload[: 4 * rows], torch.float32)
+        return scale_rows_(codes_to_unit(unpack(payload[4 * rows :], n, 2), 1), scales, columns)

@@ -1,0 +1,252 @@
+"""The training script's options: flags, a TOML file of flags, and what they were resolved to."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+import gossip
+from experiments.runfolder import RunFolder
+from gossip import cli
+from gossip.errors import UsageError
+from gossip.spec import nearest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ABOUT_THE_COMMAND = ("config", "out", "resume", "overwrite")
+"""Options that say what to do with a run, and are no part of it."""
+
+MAY_CHANGE = (
+    "epochs",
+    "steps",
+    "data_dir",
+    "threads",
+    "device",
+    "timeout",
+    "overlap",
+    "progress",
+    "eval_every",
+    "log_every",
+    "checkpoint_every",
+)
+"""Options that a resumed run may give anew; all others would make it another run."""
+
+
+class ArgumentParser(cli.ArgumentParser):
+    """Raises `UsageError` in place of ending the job: what is wrong may stand in a file, which is to be named."""
+
+    def error(self, message: str) -> NoReturn:
+        given = next((word.partition("=")[0] for word in message.split() if word.startswith("--")), "")
+        unknown = message.startswith("unrecognized arguments")
+        near = nearest(given, self._option_string_actions) if unknown else None
+        raise UsageError(f"{message}; did you mean {near}?" if near else message)
+
+
+def parser() -> ArgumentParser:
+    """The command line of ``python -m experiments.train``."""
+    parser = ArgumentParser(
+        prog="python -m experiments.train",
+        description="Train a model on several nodes that exchange compressed messages with their neighbours: "
+        "one node per MPI rank under mpirun, or --nodes virtual ones in this process.",
+    )
+    add = parser.add_argument_group("run").add_argument
+    add("--out", metavar="DIR", help="run folder for everything the run writes (runs/DATASET-MODEL-ALGORITHM-…)")
+    add("--config", metavar="FILE", help="TOML file whose keys are these flags; flags on the command line win")
+    add("--resume", action="store_true", help="continue the run in --out from its last checkpoint")
+    add("--overwrite", action="store_true", help="delete the run that is in --out and start anew")
+    add("--nodes", type=positive_int, metavar="N", help="virtual nodes in this process, in place of mpirun -n N (1)")
+    add("--epochs", type=positive_float, default=20, metavar="N", help="passes over the data (%(default)s)")
+    add("--steps", type=positive_int, metavar="N", help="stop after this many steps; the schedule keeps its length")
+    add("--threads", type=positive_int, metavar="N", help="torch threads per rank (1 where the cores are not enough)")
+    add("--log-every", type=positive_int, default=50, metavar="STEPS", help="length of a log interval (%(default)s)")
+    add(
+        "--eval-every",
+        type=positive_float,
+        default=1,
+        metavar="EPOCHS",
+        help="test the averaged model this often (%(default)s)",
+    )
+    add(
+        "--checkpoint-every",
+        type=positive_float,
+        default=1,
+        metavar="EPOCHS",
+        help="write a checkpoint this often (%(default)s)",
+    )
+
+    add = parser.add_argument_group("model and data").add_argument
+    add("--model", default="resnet20", help="resnet20, resnet32, resnet56, resnet110 or mlp (%(default)s)")
+    add("--dataset", default="cifar10", help="cifar10, or synthetic: built in, no download (%(default)s)")
+    add("--data-dir", default="data", metavar="DIR", help="where CIFAR-10 is or shall be put (%(default)s)")
+    add("--partition", default="iid", help="who gets which samples: iid or dirichlet:alpha=0.1 (%(default)s)")
+    add(
+        "--bn",
+        choices=("recompute", "average", "local"),
+        default="recompute",
+        help="batch norm statistics of the averaged model before a test (%(default)s)",
+    )
+
+    add = parser.add_argument_group("optimization").add_argument
+    add("--batch-size", type=positive_int, default=32, metavar="N", help="samples per node and step (%(default)s)")
+    add("--optimizer", choices=("sgd", "adamw"), default="sgd", help="(%(default)s)")
+    add("--lr", type=positive_float, default=0.1, help="learning rate (%(default)s)")
+    add("--momentum", type=fraction, default=0.9, help="of sgd (%(default)s)")
+    add("--nesterov", action=argparse.BooleanOptionalAction, default=False, help="Nesterov momentum, of sgd")
+    add("--weight-decay", type=non_negative_float, default=1e-4, help="(%(default)s)")
+    add(
+        "--lr-schedule",
+        default="cosine",
+        metavar="SPEC",
+        help="constant, cosine, or step:0.5,0.75: a tenth from each of these parts of the run on (%(default)s)",
+    )
+    add(
+        "--lr-warmup",
+        type=non_negative_float,
+        default=0.0,
+        metavar="EPOCHS",
+        help="raise the learning rate linearly in the beginning (%(default)s)",
+    )
+    add("--amp", choices=("none", "bf16"), default="none", help="run the model in bfloat16 (%(default)s)")
+
+    gossip.add_arguments(parser)
+    return parser
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options of a run: the command line over ``--config`` over, with ``--resume``, the run's own.
+
+    Raises:
+        UsageError: an unknown flag or key, a value that does not fit, or a resumed run that would become another one.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    known = parser().parse_args(argv)  # reports a wrong flag as such, not as one of the file's
+    files = []
+    if known.resume:
+        if known.out is None:
+            raise UsageError("--resume continues the run in a run folder: name it with --out DIR")
+        own = RunFolder(known.out).config
+        if not own.exists():
+            raise UsageError(f"--resume: there is no run in {known.out}; leave --resume out to start one")
+        files.append(own)
+    if known.config is not None:
+        files.append(Path(known.config))
+    args = parser().parse_args([*(token for file in files for token in flags_of(file)), *argv])
+    if known.resume:
+        _check_same_run(args, parser().parse_args(flags_of(files[0])), known.out)
+    if args.resume and args.overwrite:
+        raise UsageError("--resume continues a run and --overwrite deletes it: give one of them")
+    if args.nesterov and not args.momentum:
+        raise UsageError("--nesterov needs a --momentum above 0")
+    return args
+
+
+def flags_of(file: Path) -> list[str]:
+    """The flags that a TOML file stands for, each checked: ``batch-size = 16`` is ``--batch-size 16``.
+
+    Keys may be written with ``-`` or ``_``. Raises `UsageError` for what no flag would accept.
+    """
+    try:
+        values = tomllib.loads(file.read_text())
+    except OSError as error:
+        raise UsageError(f"--config {file}: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{file} is not TOML: {error}") from None
+    actions = {
+        option[2:]: action
+        for action in parser()._actions
+        for option in action.option_strings
+        if option.startswith("--")
+    }
+    keys = [key for key in actions if not key.startswith("no-") and key not in (*ABOUT_THE_COMMAND, "help")]
+    flags = []
+    for key, value in values.items():
+        name = key.replace("_", "-")
+        if name not in keys:
+            near = nearest(name, keys)
+            hint = f"did you mean {near}?" if near else f"known keys: {', '.join(keys)}"
+            raise UsageError(f"{file}: unknown key {key!r}; {hint}")
+        flag = _flag(name, value, actions[name], file)
+        try:
+            parser().parse_args([flag])
+        except UsageError as error:
+            raise UsageError(f"{file}: {error}") from None
+        flags.append(flag)
+    return flags
+
+
+def _flag(name: str, value: object, action: argparse.Action, file: Path) -> str:
+    if isinstance(action, argparse.BooleanOptionalAction):
+        if not isinstance(value, bool):
+            raise UsageError(f"{file}: {name} = {value!r}: write true or false")
+        return f"--{name}" if value else f"--no-{name}"
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise UsageError(f"{file}: {name} = {value!r}: write a number or a string")
+    return f"--{name}={value}"
+
+
+def to_toml(args: argparse.Namespace) -> str:
+    """`args` as a file for ``--config`` that repeats the run."""
+    lines = [
+        f"{name.replace('_', '-')} = {_toml_value(value)}"
+        for name, value in vars(args).items()
+        if value is not None and name not in ABOUT_THE_COMMAND
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _toml_value(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+
+
+def _check_same_run(args: argparse.Namespace, own: argparse.Namespace, out: str) -> None:
+    for name, before in vars(own).items():
+        now = getattr(args, name)
+        if now != before and name not in (*MAY_CHANGE, *ABOUT_THE_COMMAND):
+            flag = "--" + name.replace("_", "-")
+            raise UsageError(
+                f"the run in {out} was started with {flag} {before}, not {now}: leave {flag} out to continue it, "
+                "or start another run with another --out"
+            )
+
+
+def positive_int(text: str) -> int:
+    """An argparse type."""
+    return _number(text, int, lambda value: value > 0, "a whole number above 0")
+
+
+def positive_float(text: str) -> float:
+    """An argparse type."""
+    return _number(text, float, lambda value: 0 < value < float("inf"), "a number above 0")
+
+
+def non_negative_float(text: str) -> float:
+    """An argparse type."""
+    return _number(text, float, lambda value: 0 <= value < float("inf"), "a number, 0 or more")
+
+
+def fraction(text: str) -> float:
+    """An argparse type."""
+    return _number(text, float, lambda value: 0 <= value < 1, "a number from 0 up to, but not including, 1")
+
+
+Number = TypeVar("Number", int, float)
+
+
+def _number(text: str, convert: Callable[[str], Number], fits: Callable[[Number], bool], what: str) -> Number:
+    try:
+        value = convert(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {what}") from None
+    if not fits(value):
+        raise argparse.ArgumentTypeError(f"{text} is not {what}")
+    return value
+

@@ -1,0 +1,34 @@
+"""CIFAR's usual augmentation (He et al. 2015, arXiv 1512.03385, section 4.2), a whole batch at a time."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+PAD = 4
+
+
+def augment(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Crop each image at a random place after padding it by 4 black pixels, and mirror every second one or so.
+
+    Args:
+        x: uint8 [b, c, h, w], on any device.
+        generator: of the random numbers, on the CPU, so that every device gives the same images.
+
+    Returns:
+        uint8 [b, c, h, w], a new tensor on the device of `x`.
+    """
+    b, _, h, w = x.shape
+    draws = torch.randint(0, 2 * (2 * PAD + 1) ** 2, (b,), generator=generator).to(x.device)
+    flip, place = draws % 2 == 1, draws // 2
+    rows, columns = place // (2 * PAD + 1), place % (2 * PAD + 1)
+    windows = F.pad(x, (PAD, PAD, PAD, PAD)).unfold(2, h, 1).unfold(3, w, 1)  # [b, c, 9, 9, h, w], a view
+    crops = windows[torch.arange(b, device=x.device), :, rows, columns]
+    return torch.where(flip[:, None, None, None], crops.flip(3), crops)
+
+
+def normalize(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """``(x / 255 - mean) / std`` per channel, as float32. `x` is uint8 [b, c, h, w]; `mean`, `std` float32 [c]."""
+    shape = (1, -1, 1, 1)
+    return x.float().div_(255).sub_(mean.to(x.device).view(shape)).div_(std.to(x.device).view(shape))

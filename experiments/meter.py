@@ -1,0 +1,128 @@
+"""What a rank measures while it trains, and how the ranks' numbers become one line."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gossip.stats import Stats
+
+PARTS = ("encode_ms", "decode_ms", "mix_ms", "exposed_wait_ms")
+PER_STEP = ("loss", "step_ms", "compute_ms", *PARTS)
+
+
+class Meter:
+    """One rank's numbers: for the current log interval, and per step for the summary.
+
+    `step_ms` is the wall time of a training step: data, forward, backward, optimizer and what was waited for inside.
+    Evaluation and logging are not in it. `compute_ms` is what is left of it without the framework's share.
+    """
+
+    def __init__(self, stats: Stats) -> None:
+        self._stats = stats
+        self._interval: dict[str, list[float]] = {"loss": [], "step_ms": []}
+        self._history: dict[str, list[float]] = {name: [] for name in PER_STEP}
+        self._totals = {"bytes_sent": 0, "messages_sent": 0, "error_sum": 0.0, "error_steps": 0}
+        self._seconds, self._started = 0.0, time.monotonic()
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Time one training step."""
+        start = time.perf_counter()
+        yield
+        self._interval["step_ms"].append((time.perf_counter() - start) * 1e3)
+
+    def loss(self, loss: float) -> None:
+        """The loss of this rank's batch in the current step."""
+        self._interval["loss"].append(loss)
+
+    def close_interval(self) -> dict[str, Any]:
+        """This rank's means since the last call, and what it sent per step; see `aggregate` for the keys."""
+        taken = self._stats.take()
+        values: dict[str, list[float]] = {**self._interval, **{name: taken[name] for name in PARTS}}
+        values["compute_ms"] = [
+            max(0.0, step - sum(parts))
+            for step, *parts in zip(values["step_ms"], *(values[name] for name in PARTS), strict=True)
+        ]
+        steps = len(values["step_ms"])
+        for name in PER_STEP:
+            self._history[name] += values[name]
+        self._totals["bytes_sent"] += taken["bytes_sent"]
+        self._totals["messages_sent"] += taken["messages_sent"]
+        error = taken["compression_error"]
+        if error is not None:
+            self._totals["error_sum"] += error * steps
+            self._totals["error_steps"] += steps
+        self._interval = {"loss": [], "step_ms": []}
+        return {
+            **{name: statistics.fmean(values[name]) for name in PER_STEP},
+            "bytes_sent_per_step": taken["bytes_sent"] / steps,
+            "messages_sent_per_step": taken["messages_sent"] / steps,
+            "compression_error": error,
+            "wait_ms_by_neighbor": {j: ms / steps for j, ms in taken["wait_ms_by_neighbor"].items()},
+        }
+
+    def result(self, last: int) -> dict[str, Any]:
+        """This rank's share of the summary: medians over all steps; the mean loss of the `last` ones."""
+        steps = max(1, len(self._history["loss"]))
+        errors = self._totals["error_steps"]
+        losses = self._history["loss"][-last:]
+        return {
+            **{name: statistics.median(self._history[name] or [0.0]) for name in PER_STEP if name != "loss"},
+            "train_loss": statistics.fmean(losses) if losses else None,
+            "bytes_sent_per_step": self._totals["bytes_sent"] / steps,
+            "messages_sent_per_step": self._totals["messages_sent"] / steps,
+            "compression_error": self._totals["error_sum"] / errors if errors else None,
+        }
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the whole run until now, evaluation included, of all its parts if it was resumed."""
+        return self._seconds + time.monotonic() - self._started
+
+    def state_dict(self) -> dict[str, Any]:
+        """For the checkpoint; the interval must have been closed."""
+        history = torch.tensor([self._history[name] for name in PER_STEP], dtype=torch.float64)
+        return {"history": history, "totals": dict(self._totals), "seconds": self.seconds}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._history = dict(zip(PER_STEP, state["history"].tolist(), strict=True))
+        self._totals = dict(state["totals"])
+        self._seconds, self._started = state["seconds"], time.monotonic()
+
+
+def gradient_norm(model: nn.Module) -> float:
+    """The L2 norm of all gradients that are there now."""
+    norms = [torch.linalg.vector_norm(p.grad) for p in model.parameters() if p.grad is not None]
+    return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
+
+
+def aggregate(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One line from every rank's row: the mean under its name, with ``_min`` and ``_max`` beside it.
+
+    Where a rank has no value (None) it is left out. Waits become ``{rank: {neighbour: ms}}``; the slowest rank is the
+    one that computes longest, for it is the one the others wait for.
+    """
+    line: dict[str, Any] = {}
+    for name, first in rows[0].items():
+        if isinstance(first, dict):
+            line[name] = {rank: row[name] for rank, row in enumerate(rows)}
+            continue
+        values = [row[name] for row in rows if row[name] is not None]
+        line[name] = statistics.fmean(values) if values else None
+        line[f"{name}_min"], line[f"{name}_max"] = (min(values), max(values)) if values else (None, None)
+    busy = [row["compute_ms"] for row in rows]
+    line["slowest_rank"] = busy.index(max(busy))
+    return line
+
+
+def allreduce_bytes(parameters: Sequence[Tensor], nodes: int) -> float:
+    """Bytes per node and step of a ring all-reduce of float32 gradients: 2 (n−1)/n · 4d."""
+    d = sum(p.numel() for p in parameters if p.requires_grad)
+    return 2 * (nodes - 1) / nodes * 4 * d

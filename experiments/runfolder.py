@@ -1,0 +1,114 @@
+"""The run folder ``--out``: what a run leaves behind, and what it may do to a folder that is already there.
+
+Files: ``config.toml`` (repeats the run), ``env.json``, ``metrics.jsonl``, ``checkpoint/``, ``averaged.pt``,
+``training.png``, ``consensus.png``, ``summary.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gossip.errors import UsageError
+
+FILES = (
+    "config.toml",
+    "env.json",
+    "metrics.jsonl",
+    "averaged.pt",
+    "training.png",
+    "consensus.png",
+    "summary.json",
+)
+
+
+class RunFolder:
+    """Paths and writers. Only rank 0 writes, except for the checkpoints."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.toml"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoint"
+
+    @property
+    def averaged(self) -> Path:
+        return self.path / "averaged.pt"
+
+    def create(self, overwrite: bool = False) -> None:
+        """Make the folder. What an earlier run left in it goes away only when `overwrite` says so.
+
+        Raises:
+            UsageError: the folder is in use and `overwrite` was not given, or it holds something else than a run.
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise UsageError(f"--out {self.path} is a file; name a folder that does not exist yet")
+        if self.path.is_dir() and any(self.path.iterdir()):
+            if not self.config.exists():
+                raise UsageError(f"--out {self.path} holds other files and no run; name a folder of its own")
+            if not overwrite:
+                raise UsageError(
+                    f"--out {self.path} holds a run already. Add --resume to continue it, "
+                    "or --overwrite to delete it and start anew"
+                )
+            for name in FILES:
+                (self.path / name).unlink(missing_ok=True)
+            shutil.rmtree(self.checkpoints, ignore_errors=True)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"--out {self.path} cannot be made: {error.strerror}") from None
+
+    def rewind(self, step: int) -> None:
+        """Take back what was written after `step`, so that a resumed run writes every line once."""
+        self.write_lines([row for row in read_metrics(self.path) if row["step"] <= step])
+        (self.path / "summary.json").unlink(missing_ok=True)
+
+    def summary(self) -> dict[str, Any] | None:
+        """What the run's summary says; None while it has none."""
+        try:
+            return dict(json.loads((self.path / "summary.json").read_text()))
+        except FileNotFoundError:
+            return None
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """One more line of metrics.jsonl, on disk when this returns to whoever reads the file meanwhile."""
+        with open(self.path / "metrics.jsonl", "a") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def write_lines(self, rows: list[dict[str, Any]]) -> None:
+        self.write_text("metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+
+    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        self.write_text(name, json.dumps(value, indent=2) + "\n")
+
+    def write_text(self, name: str, text: str) -> None:
+        """Replace a file at once: a run that ends here leaves the old or the new one."""
+        partial = self.path / f"{name}.partial"
+        partial.write_text(text)
+        os.replace(partial, self.path / name)
+
+
+def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics.jsonl; a last line that was cut short is left out."""
+    try:
+        lines = (Path(path) / "metrics.jsonl").read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            if number < len(lines):
+                raise UsageError(f"{path}/metrics.jsonl, line {number} is not JSON") from None
+    return rows

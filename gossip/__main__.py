@@ -1,0 +1,41 @@
+"""``python -m gossip list`` and ``python -m gossip env``; both work with and without mpirun."""
+
+from __future__ import annotations
+
+import json
+
+from gossip.catalog import PAGES, catalog
+from gossip.cli import ArgumentParser, run
+from gossip.envreport import as_text, collect
+from gossip.mpirun import shell_exports
+from gossip.transport.environment import env_rank
+
+
+def main() -> int:
+    parser = ArgumentParser(prog="python -m gossip", description="What there is to train with, and on what machine.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    listing = commands.add_parser("list", help="algorithms, topologies, compressors, with their options")
+    listing.add_argument("what", nargs="?", choices=PAGES, metavar="|".join(PAGES), help="only these")
+    env = commands.add_parser("env", help="versions, MPI, GPUs, cores: what a bug report needs")
+    form = env.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="as JSON")
+    form.add_argument(
+        "--shell",
+        action="store_true",
+        help='settings for mpirun on a small machine or as root; use as: eval "$(python -m gossip env --shell)"',
+    )
+    args = parser.parse_args()
+    if env_rank() != 0:
+        return 0
+    if args.command == "list":
+        print("\n\n\n".join(catalog(what) for what in ([args.what] if args.what else PAGES)))
+    elif args.shell:
+        print(shell_exports())
+    else:
+        facts = collect()
+        print(json.dumps(facts, indent=2) if args.json else as_text(facts))
+    return 0
+
+
+if __name__ == "__main__":
+    run(main)

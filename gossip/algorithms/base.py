@@ -1,0 +1,109 @@
+"""What every method has in common: hyper-parameters in, a sans-IO generator out."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from torch import Tensor
+
+from gossip.effects import Effect, Expect, Node
+
+if TYPE_CHECKING:
+    from compressors import Compressor
+    from topologies import Schedule, Topology
+
+State = dict[str, Any]
+"""Named tensors, or dicts of tensors by rank: ``{"hat": {1: tensor, 7: tensor}}``."""
+
+Steps = Generator[Effect, Any, None]
+"""What `Algorithm.step` returns: it yields what it waits for and is resumed with what has come."""
+
+ALGORITHMS: dict[str, type[Algorithm]] = {}
+A = TypeVar("A", bound="type[Algorithm]")
+
+
+def register(name: str) -> Callable[[A], A]:
+    """Class decorator: make an algorithm known as `name` on the command line."""
+
+    def add(cls: A) -> A:
+        cls.name = name
+        ALGORITHMS[name] = cls
+        return cls
+
+    return add
+
+
+def option(default: Any, help: str, **kwargs: Any) -> Any:
+    """A dataclass field with a default and a line of help for ``python -m gossip list``."""
+    return dataclasses.field(default=default, metadata={"help": help}, **kwargs)
+
+
+@dataclass(frozen=True)
+class Algorithm(ABC):
+    """A method: a frozen dataclass of its hyper-parameters.
+
+    One instance serves all buckets and rounds; everything that changes lives in the state that `init` makes.
+    """
+
+    name: ClassVar[str]
+    paper: ClassVar[str] = ""
+    kind: ClassVar[str]
+    """``"parameter"``: waits for `node.update()`; ``"gradient"``: waits for `node.gradient()`."""
+    needs_symmetric: ClassVar[bool] = False
+    """Refuses a W that is not symmetric and doubly stochastic."""
+    allows_schedule: ClassVar[bool] = False
+    """Works when the graph changes from round to round."""
+    sends_exact: ClassVar[bool] = False
+    """Its messages are float32: the compressor is not used."""
+
+    def init(self, x: Tensor, node: Node) -> State:
+        """State of one bucket, from the common start x (float32 [n]), equal on all ranks."""
+        return {}
+
+    @abstractmethod
+    def step(self, x: Tensor, state: State, node: Node) -> Steps:
+        """One round on one bucket. Before its first yield it may send, but changes neither x nor state."""
+
+    def expects(self, node: Node) -> tuple[Expect, ...]:
+        """The messages this round will receive; they are posted when the round starts."""
+        return tuple(Expect(j, exact=self.sends_exact) for j in node.in_neighbors)
+
+    def check(self, topology: Topology | Schedule, compressor: Compressor) -> Iterator[str]:
+        """Warnings about combinations that theory or the literature says will fail."""
+        return iter(())
+
+    def __str__(self) -> str:
+        """The canonical spec: name, and the options that differ from their defaults."""
+        changed = [
+            f"{f.name}={getattr(self, f.name)}"
+            for f in dataclasses.fields(self)
+            if getattr(self, f.name) != f.default
+        ]
+        return f"{self.name}:{','.join(changed)}" if changed else self.name
+
+
+@dataclass(frozen=True)
+class ParameterMethod(Algorithm):
+    """Mixes parameters: one round every `every` optimizer steps."""
+
+    kind: ClassVar[str] = "parameter"
+
+    every: int = option(1, "local optimizer steps between two exchanges", kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ValueError(f"every={self.every}: give a whole number of local steps, 1 or more")
+
+
+@dataclass(frozen=True)
+class GradientMethod(Algorithm):
+    """Replaces gradients, bucket by bucket, while backward is still producing the others."""
+
+    kind: ClassVar[str] = "gradient"
+
+    def expects(self, node: Node) -> tuple[Expect, ...]:
+        return ()

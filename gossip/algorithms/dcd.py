@@ -1,0 +1,53 @@
+"""DCD-PSGD, difference compression (Tang et al. 2018, "Communication Compression for Decentralized Training",
+arXiv 1803.06443, Alg. 1).
+
+On node i, with a replica x̂_j of every neighbour's x_j, all started equal:
+
+    z_i = Σ_j W_ij x̂_j + u_i − x_i
+    x_i ← x_i + C(z_i)
+    x̂_j ← x̂_j + C(z_j)              for every neighbour j
+
+Symbols: x, z: float32 [n]; hat[j] = x̂_j; y = x + u, u the local optimizer's step. Sent: C(z).
+Law: x̂_j is bitwise equal to x_j on its owner, on every node, always: owner and receivers add the same C(z_j).
+
+Differences with the paper: u may be any optimizer's step, and `every` of them are taken between exchanges.
+With one node x moves by C(u): plain SGD to rounding when C is the identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from compressors import Compressor
+from gossip.algorithms import theory
+from gossip.algorithms.base import ParameterMethod, State, Steps, register
+from gossip.effects import Node
+from topologies import Schedule, Topology
+
+
+@register("dcd")
+@dataclass(frozen=True)
+class DCD(ParameterMethod):
+    """Compresses the difference between successive parameters; neighbours keep exact replicas."""
+
+    paper: ClassVar[str] = "Tang et al. 2018, arXiv 1803.06443, Alg. 1"
+    needs_symmetric: ClassVar[bool] = True
+
+    def init(self, x: Tensor, node: Node) -> State:
+        return {"hat": {j: x.clone() for j in node.in_neighbors}}
+
+    def step(self, x: Tensor, state: State, node: Node) -> Steps:
+        hat = state["hat"]
+        y = yield node.update()
+        z = y + node.mix(x, hat) - x  # x_{t+1/2} − x_t
+        x += node.send(z)
+        yield node.settled()
+        for j, c in (yield node.receive()).items():  # arrives during the next forward and backward
+            c.add_to(hat[j])
+
+    def check(self, topology: Topology | Schedule, compressor: Compressor) -> Iterator[str]:
+        yield from theory.dcd_warnings(topology.at(1), compressor)

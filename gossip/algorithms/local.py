@@ -1,0 +1,33 @@
+"""Local SGD without any exchange: every node trains alone.
+
+    x_i ← x_i + u_i
+
+Not a method from a paper: the lower control, which shows what the exchange is worth. x, u: float32 [n].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from gossip.algorithms.base import ParameterMethod, State, Steps, register
+from gossip.effects import Expect, Node
+
+
+@register("local")
+@dataclass(frozen=True)
+class Local(ParameterMethod):
+    """No exchange: every node trains alone."""
+
+    allows_schedule: ClassVar[bool] = True
+    sends_exact: ClassVar[bool] = True
+
+    def expects(self, node: Node) -> tuple[Expect, ...]:
+        return ()
+
+    def step(self, x: Tensor, state: State, node: Node) -> Steps:
+        y = yield node.update()
+        x.copy_(y)
+        yield node.settled()

@@ -1,0 +1,95 @@
+"""What theory and experience say about a method and a codec: the consensus step, and warnings.
+
+alpha = ‖C(v) − v‖/‖v‖ is measured on Gaussian data (`compressors.relative_error`); omega = alpha².
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import lru_cache
+
+from compressors import Compressor, relative_error
+from topologies import Topology
+
+SMALL_NOISE = 0.05  # omega up to which an unbiased codec contracts well enough as it is (4-bit max-norm: .034)
+SMALL_DELTA = 0.5
+MARGIN = 2.0  # DCD's bound is sufficient, not necessary: warn only well above it
+LONG_RUN = 100_000  # rounds
+
+
+@lru_cache(maxsize=256)
+def alpha(compressor: Compressor) -> float:
+    """The relative error of the codec, measured once."""
+    return relative_error(compressor)
+
+
+def scale(compressor: Compressor) -> float:
+    """What error-feedback methods multiply C by: 1/(1 + omega) for an unbiased codec with large omega, else 1.
+
+    An unbiased C with omega ≥ 1 is no contraction; C/(1 + omega) is one, with delta = 1/(1 + omega). The measured
+    omega is taken: worst-case bounds are so large that hardly anything would mix.
+    """
+    omega = alpha(compressor) ** 2
+    large = compressor.unbiased and compressor.relative_noise and omega > SMALL_NOISE
+    return 1 / (1 + omega) if large else 1.0
+
+
+def delta(compressor: Compressor) -> float:
+    """The contraction ‖v − C(v)‖² = (1 − delta) ‖v‖², with C scaled by `scale`."""
+    c, omega = scale(compressor), alpha(compressor) ** 2
+    return c if c < 1 else 1 - omega
+
+
+@lru_cache(maxsize=256)
+def default_gamma(compressor: Compressor) -> float:
+    """The codec's own consensus step, measured once."""
+    return compressor.contraction_gamma()
+
+
+def check_gamma(gamma: float | None) -> None:
+    """Raise ValueError unless gamma is None or in (0, 1]."""
+    if gamma is not None and not 0 < gamma <= 1:
+        raise ValueError(f"gamma={gamma}: give a consensus step above 0, up to 1, or leave it out")
+
+
+def gamma_warnings(method: str, gamma: float | None, compressor: Compressor) -> Iterator[str]:
+    """CHOCO and DeepSqueeze diverge when the consensus step is large for what the codec lets through.
+
+    Seen on a ring of 8: top-1 % (delta = .09) diverges from gamma = .3 on, top-10 % (.44) from .5, random 10 %
+    (.10) from .2; sign (.64) and 3 bits and more converge with any gamma.
+    """
+    if gamma is not None and (d := delta(compressor)) < SMALL_DELTA and gamma > d:
+        yield (
+            f"{method}: gamma={gamma:g} is large for {compressor} (delta={d:.2g}): likely to diverge. "
+            f"Leave gamma out to use {default_gamma(compressor):g}."
+        )
+
+
+def dcd_threshold(topology: Topology) -> float:
+    """(1 − rho)/(2 mu): DCD converges if alpha is below (Tang et al. 2018, Theorem 1); inf for one node."""
+    return topology.spectral_gap / (2 * topology.mu) if topology.size > 1 else math.inf
+
+
+def dcd_warnings(topology: Topology, compressor: Compressor) -> Iterator[str]:
+    """DCD wants alpha below `dcd_threshold`; codecs far above it are named, biased or not."""
+    a, bound = alpha(compressor), dcd_threshold(topology)
+    if a > MARGIN * bound:
+        bias = "" if compressor.unbiased else " and is biased"
+        yield (
+            f"dcd: {compressor} loses {a:.3g} of a message{bias}; theory asks for an unbiased codec and at most "
+            f"{bound:.3g} on {topology.name} with {topology.size} nodes (sufficient, not necessary). "
+            "Take a finer codec, or choco."
+        )
+
+
+def ecd_warnings(compressor: Compressor) -> Iterator[str]:
+    """Noise relative to ECD's message, which grows with t: the estimates' error is about 3 alpha √t ‖Δx‖."""
+    a = alpha(compressor)
+    rounds = 1 / (3 * a) ** 2 if a > 0 else math.inf
+    if compressor.relative_noise and rounds < LONG_RUN:
+        yield (
+            f"ecd: the noise of {compressor} grows with its messages, and they grow with t: after about "
+            f"{rounds:.2g} rounds the estimates are off by a whole step. Take compressor grid, or algorithm "
+            "dcd or choco, for long runs."
+        )

@@ -1,0 +1,79 @@
+"""Command lines under mpirun: a message once per job, not once per rank, and the exit code that it deserves.
+
+    parser = gossip.cli.ArgumentParser(description=__doc__)
+    if __name__ == "__main__":
+        gossip.cli.run(main)
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import time
+from collections.abc import Callable
+from typing import IO, Any, NoReturn
+
+from gossip import transport
+from gossip.errors import GossipError, UsageError
+from gossip.spec import nearest
+from gossip.transport.environment import env_rank
+
+PATIENCE = 5.0
+"""Seconds in which rank 0, if it has the same error, ends the job before another rank reports its own."""
+
+
+def run(main: Callable[[], int | None]) -> NoReturn:
+    """Call `main` and exit with what it returns; a `GossipError` becomes one message and its exit code.
+
+    Other exceptions pass through, with their traceback.
+    """
+    try:
+        code = main()
+    except GossipError as error:
+        _end_job(f"error: {error}", error.exit_code)
+    sys.exit(code)
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """An argparse parser for ranks: help and errors appear once, mistyped flags get a suggestion, exit code 2."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("allow_abbrev", False)  # a cut-off flag is a typing error, now and after new flags
+        super().__init__(*args, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        near = self._meant(message)
+        hint = f"\nDid you mean {near}?" if near else ""
+        _end_job(f"{self.prog}: error: {message}{hint}\nAll options: {self.prog} --help", UsageError.exit_code)
+
+    def _meant(self, message: str) -> str:
+        """The flag or value that was probably meant, from argparse's own message; ``""`` if none is near."""
+        if choice := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
+            return nearest(choice[1], re.findall(r"[\w-]+", choice[2]))
+        if flag := re.search(r"unrecognized arguments:.*?(--[\w-]+)", message):
+            subparsers = [a for a in self._actions if isinstance(a, argparse._SubParsersAction)]
+            parsers = [self, *(parser for action in subparsers for parser in action.choices.values())]
+            return nearest(flag[1], [name for parser in parsers for name in parser._option_string_actions])
+        return ""
+
+    def _print_message(self, message: str, file: IO[str] | None = None) -> None:
+        if env_rank() == 0:
+            super()._print_message(message, file)
+
+
+def _end_job(message: str, code: int) -> NoReturn:
+    """Print `message` on one rank and end all of them.
+
+    Mostly all ranks come here with the same error. Then rank 0 reports it and the others are ended while they wait;
+    one that is still alive afterwards was alone with its error.
+    """
+    if env_rank() != 0:
+        time.sleep(PATIENCE)
+        message = f"rank {env_rank()}: {message}"
+    sys.stdout.flush()
+    print(message, file=sys.stderr, flush=True)
+    node = transport._world
+    if node is not None and node.size > 1:
+        node.abort(code)  # an ordinary exit would wait in MPI for the others
+    sys.exit(code)

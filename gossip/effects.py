@@ -1,0 +1,266 @@
+"""What an algorithm may ask for: `Node`, its view of the world, and the effects it yields.
+
+Nothing here waits. A method of `Node` that returns an `Effect` is to be yielded; the engine resumes the
+generator with the result.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from gossip.transport.base import MeanResult, Receipt, Transport, as_bytes, from_bytes
+
+if TYPE_CHECKING:
+    from compressors import Compressor
+    from gossip.flat import Segment
+    from gossip.stats import Stats
+    from topologies import Schedule, Topology
+
+SLOTS = 8
+"""Tags per bucket: a method may have this many different messages per peer and round."""
+
+_MASK = (1 << 64) - 1
+
+
+def message_key(*numbers: int) -> int:
+    """64 bits derived from (seed, rank, round, bucket, send index), by splitmix64 over each in turn."""
+    h = 0
+    for number in numbers:
+        h = (h ^ (number & _MASK)) + 0x9E3779B97F4A7C15 & _MASK
+        h = (h ^ h >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+        h = (h ^ h >> 27) * 0x94D049BB133111EB & _MASK
+        h ^= h >> 31
+    return h
+
+
+@dataclass(frozen=True)
+class Expect:
+    """A message that a round will receive: from rank `frm`, in `slot`, float32 if `exact` else compressed."""
+
+    frm: int
+    exact: bool = False
+    slot: int = 0
+
+
+class Effect:
+    """Something an algorithm waits for."""
+
+
+class Update(Effect):
+    """The user's optimizer has made its step(s)."""
+
+
+class Gradient(Effect):
+    """Backward has produced this bucket's gradient."""
+
+
+class Settled(Effect):
+    """x is final for this round: the model may have it, and the next forward may start."""
+
+
+class Arrival(Effect):
+    """Something that comes over the network: `ready` once it is here, `result()` to take it."""
+
+    @property
+    def ready(self) -> bool:
+        raise NotImplementedError
+
+    def result(self) -> object:
+        raise NotImplementedError
+
+    def missing(self) -> set[int] | None:
+        """The ranks it still waits for; None when it may be any."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Message:
+    """One received payload. `exact` ones are float32; others go through the codec."""
+
+    payload: Tensor
+    exact: bool
+    node: Node
+
+    def decoded(self) -> Tensor:
+        """The message's values, float32 [n] on the bucket's device. Read only."""
+        start = time.perf_counter()
+        if self.exact:
+            v = from_bytes(self.payload, torch.float32).to(self.node.device)
+        else:
+            v = self.node.compressor.decode(self.payload.to(self.node.device), self.node.n)
+        self.node.stats.decode += time.perf_counter() - start
+        return v
+
+    def add_to(self, out: Tensor, alpha: float = 1.0) -> None:
+        """``out += alpha * decoded``, in place; bitwise that at alpha = 1."""
+        start = time.perf_counter()
+        if self.exact:
+            out.add_(from_bytes(self.payload, torch.float32).to(out.device), alpha=alpha)
+        else:
+            self.node.compressor.decode_add(self.payload.to(out.device), out, alpha)
+        self.node.stats.decode += time.perf_counter() - start
+
+
+@dataclass(frozen=True)
+class Receive(Arrival):
+    """The messages of some ranks; the result is ``{rank: Message}``, ranks ascending."""
+
+    receipts: dict[int, tuple[Receipt, bool]]
+    node: Node
+
+    @property
+    def ready(self) -> bool:
+        return all(receipt.done for receipt, _ in self.receipts.values())
+
+    def result(self) -> dict[int, Message]:
+        for j in self.receipts:
+            self.node.heard[j] = self.node.t
+        return {j: Message(receipt.payload(), exact, self.node) for j, (receipt, exact) in self.receipts.items()}
+
+    def missing(self) -> set[int]:
+        return {j for j, (receipt, _) in self.receipts.items() if not receipt.done}
+
+
+@dataclass(frozen=True)
+class Mean(Arrival):
+    """The exact mean of a vector over all ranks."""
+
+    pending: MeanResult
+
+    @property
+    def ready(self) -> bool:
+        return self.pending.done
+
+    def result(self) -> Tensor:
+        return self.pending.value()
+
+    def missing(self) -> None:
+        return None
+
+
+@dataclass
+class Node:
+    """A bucket's view of its rank and neighbours in one round: what `Algorithm.step` talks to.
+
+    Attributes:
+        rank, size: this node's place.
+        t: the round, counted from 1.
+        n: number of values in the bucket; `segments` names the parameters inside it.
+        compressor: the codec, bound to the bucket's segments.
+    """
+
+    transport: Transport
+    topology: Topology | Schedule
+    compressor: Compressor
+    stats: Stats
+    segments: tuple[Segment, ...]
+    device: torch.device
+    bucket: int
+    seed: int
+    tag: int
+    channel: int
+    t: int = 0
+    heard: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.rank, self.size = self.transport.rank, self.transport.size
+        self.n = sum(segment.size for segment in self.segments)
+        self._sends = 0
+        self._receipts: dict[tuple[int, int], tuple[Receipt, bool]] = {}
+
+    # -- the graph ---------------------------------------------------------------------------------
+
+    @property
+    def in_neighbors(self) -> tuple[int, ...]:
+        """Ranks this node receives from in this round, ascending."""
+        return self.topology.at(self.t).in_neighbors(self.rank)
+
+    @property
+    def out_neighbors(self) -> tuple[int, ...]:
+        """Ranks this node sends to in this round, ascending."""
+        return self.topology.at(self.t).out_neighbors(self.rank)
+
+    @property
+    def weights(self) -> dict[int, float]:
+        """Row `rank` of W: what this node gives to each in-neighbour and to itself."""
+        return self.topology.at(self.t).weights(self.rank)
+
+    def mix(self, x: Tensor, v: Mapping[int, Tensor | Message]) -> Tensor:
+        """Σ_{j≠i} W_ij (v_j − x), float32 [n], summed in ascending rank order; exactly 0 with one node.
+
+        Rows of W sum to 1, so x + mix(x, v) = W_ii x + Σ_{j≠i} W_ij v_j.
+        """
+        values = {j: m.decoded() if isinstance(m, Message) else m for j, m in v.items()}
+        start = time.perf_counter()
+        weights = self.weights
+        out = torch.zeros_like(x)
+        for j in sorted(values):
+            out.add_(values[j] - x, alpha=weights[j])
+        self.stats.mix += time.perf_counter() - start
+        return out
+
+    # -- sending and waiting -----------------------------------------------------------------------
+
+    def send(self, v: Tensor, to: Iterable[int] | None = None, exact: bool = False, slot: int = 0) -> Tensor:
+        """Encode v (float32 [n]), post it to `to` (all out-neighbours by default); never waits.
+
+        Returns C(v) exactly as the receivers will apply it (v itself when exact).
+        """
+        start = time.perf_counter()
+        if exact:
+            own, payload = v, as_bytes(v)
+        else:
+            key = message_key(self.seed, self.rank, self.t, self.bucket, self._sends)
+            payload = self.compressor.encode(v, key)
+        self.stats.encode += time.perf_counter() - start
+        self._sends += 1
+        for j in self.out_neighbors if to is None else to:
+            self.transport.post(payload, j, self.tag + slot)
+        if not exact:
+            start = time.perf_counter()
+            own = self.compressor.decode(payload, self.n)
+            self.stats.decode += time.perf_counter() - start
+            self.stats.sample_error(v, own, self.t)
+        return own
+
+    def update(self) -> Update:
+        """The live parameters after the user's optimizer (float32 [n], read only); x is as last settled."""
+        return Update()
+
+    def gradient(self) -> Gradient:
+        """This bucket's local gradient, float32 [n], to be overwritten in place with the final one."""
+        return Gradient()
+
+    def settled(self) -> Settled:
+        """x is final. What follows overlaps the next forward and backward."""
+        return Settled()
+
+    def receive(self, frm: Iterable[int] | None = None, slot: int = 0) -> Receive:
+        """The messages of `frm` (all in-neighbours by default) in `slot`: ``{rank: Message}``."""
+        ranks = self.in_neighbors if frm is None else sorted(frm)
+        return Receive({j: self._receipts[j, slot] for j in ranks}, self)
+
+    def mean(self, v: Tensor) -> Mean:
+        """The exact mean of v (float32 [n]) over all ranks."""
+        return Mean(self.transport.start_mean(v, self.channel))
+
+    # -- for the engine ----------------------------------------------------------------------------
+
+    def open(self, expected: Iterable[Expect]) -> None:
+        """Enter round `t`: post its receives."""
+        self._sends = 0
+        self._receipts = {
+            (e.frm, e.slot): (
+                self.transport.expect(
+                    e.frm, self.tag + e.slot, 4 * self.n if e.exact else self.compressor.max_bytes(self.n)
+                ),
+                e.exact,
+            )
+            for e in expected
+        }

