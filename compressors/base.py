@@ -90,14 +90,11 @@ class Compressor(ABC):
         """Default consensus step gamma_c of CHOCO-like methods with this codec.
 
         CHOCO's theory asks for a contraction E||v - C(v)||^2 <= (1 - delta) ||v||^2. Here delta comes from
-        the relative error alpha measured on Gaussian data: 1 - alpha^2 for a biased codec, and 1/(1 + alpha^2)
-        for an unbiased one (what is left when it is scaled down by 1 + omega, omega = alpha^2).
-        gamma_c = 1 while 1 - delta <= 0.05 (so 4-bit max-norm quantization is unscaled), else 0.7 delta:
-        the constant is the one tuned for sign (delta = 2/pi, gamma_c = 0.45) by Koloskova et al., 1907.09356.
+        the relative error alpha measured on Gaussian data: 1 - alpha^2 for a biased codec, 1/(1 + alpha^2) for
+        an unbiased one (what is left when it is scaled down by 1 + omega, omega = alpha^2).
         """
         noise = relative_error(self) ** 2
-        delta = 1 / (1 + noise) if self.unbiased else max(0.0, 1 - noise)
-        return 1.0 if 1 - delta <= 0.05 else round(0.7 * delta, 3)
+        return gamma_of(1 / (1 + noise) if self.unbiased else 1 - noise)
 
     def __str__(self) -> str:
         """The canonical spec, e.g. `qsgd:bits=8,norm=max,block=512`; unset options are left out."""
@@ -144,6 +141,15 @@ def check_length(payload: Tensor, expected: int, n: int, codec: Compressor) -> N
         )
 
 
+def check_header(payload: Tensor, least: int, n: int, codec: Compressor) -> None:
+    """Raise PayloadError unless `payload` is uint8 [least or more]; for messages of varying length."""
+    if payload.dtype != torch.uint8 or payload.dim() != 1 or payload.numel() < least:
+        raise PayloadError(
+            f"{codec.name}: {least} bytes or more expected for {n} values, "
+            f"got {payload.dtype} of shape {tuple(payload.shape)}"
+        )
+
+
 def relative_error(codec: Compressor, n: int = 65536, seed: int = 0) -> float:
     """alpha = ||v - C(v)|| / ||v||, measured once on v ~ N(0, 1)^n drawn from `seed`.
 
@@ -153,3 +159,11 @@ def relative_error(codec: Compressor, n: int = 65536, seed: int = 0) -> float:
     codec = codec.for_segments((n,))
     error = v - codec.decode(codec.encode(v, seed), n)
     return float(error.double().norm() / v.double().norm())
+
+
+def gamma_of(delta: float) -> float:
+    """gamma_c for a contraction by 1 - delta: 1 from delta = 0.95 on, so for 4-bit max-norm levels, else 0.7 delta.
+
+    The constant is the one tuned for sign (delta = 2/pi, gamma_c = 0.45) by Koloskova et al., arXiv 1907.09356.
+    """
+    return 1.0 if delta >= 0.95 else round(0.7 * delta, 3)

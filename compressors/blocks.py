@@ -2,51 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 
 def check_block(name: str, block: int | str) -> None:
-    """Raise ValueError unless `block` is a positive int or `tensor` (the whole vector is one block)."""
+    """Raise ValueError unless `block` is a positive int or `tensor` (the whole vector is one row)."""
     if block != "tensor" and (not isinstance(block, int) or block < 1):
-        raise ValueError(f"{name}: block={block} given; a positive number or `tensor` fits, e.g. {name}:block=512")
+        raise ValueError(
+            f"{name}: block={block} given; a positive number or `tensor` fits, e.g. {name}:block=512"
+        )
 
 
 def block_shape(n: int, block: int | str) -> tuple[int, int]:
-    """(rows, columns) that hold n values; the last row may be longer than what is left for it."""
+    """(rows, columns) that hold n values; the last row may be short of values."""
     columns = n if isinstance(block, str) else min(block, n)
     return (-(-n // columns), columns) if n else (0, 1)
-
-
-def to_blocks(x: Tensor, block: int | str, repeat_last: bool = False) -> Tensor:
-    """A fresh copy of x [n] as [rows, columns], filled up with zeros, or with copies of the last value."""
-    n = x.numel()
-    rows, columns = block_shape(n, block)
-    blocks = x.new_empty(rows * columns)
-    blocks[:n] = x
-    if n < rows * columns:
-        blocks[n:] = x[-1] if repeat_last else 0
-    return blocks.view(rows, columns)
-
-
-def block_counts(n: int, block: int | str, device: torch.device) -> Tensor:
-    """float32 [rows, 1]: how many of each row's values are not filling."""
-    rows, columns = block_shape(n, block)
-    counts = torch.full((rows, 1), float(columns), device=device)
-    counts[-1:] -= rows * columns - n
-    return counts
-
-
-def max_abs(blocks: Tensor) -> Tensor:
-    """max |x| of each row, [rows, 1]. (Two reductions, and no copy for |x|; NaN and inf come through.)"""
-    return torch.maximum(blocks.amax(1, keepdim=True), blocks.amin(1, keepdim=True).neg_())
-
-
-def nonzero(scales: Tensor) -> Tensor:
-    """The scales, with 1 in place of 0: a row of zeros is divided by 1."""
-    return scales.masked_fill(scales == 0, 1)
 
 
 def by_rows(values: Tensor, columns: int) -> Iterator[tuple[Tensor, slice]]:
@@ -58,8 +31,33 @@ def by_rows(values: Tensor, columns: int) -> Iterator[tuple[Tensor, slice]]:
         yield values[whole * columns :].view(1, -1), slice(whole, whole + 1)
 
 
-def scale_rows_(values: Tensor, scales: Tensor, columns: int) -> Tensor:
-    """values [n] times the scale of their row, scales [rows]; in place."""
+def reduce_rows(values: Tensor, columns: int, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+    """`reduce`, [r, c] -> [r], of all rows of values [n]: float32 [rows]."""
+    reduced = [reduce(part) for part, _ in by_rows(values, columns)]
+    return torch.cat(reduced) if reduced else values.new_empty(0, dtype=torch.float32)
+
+
+def max_abs(rows: Tensor) -> Tensor:
+    """max |x| of each row. Two reductions are faster than |x|; NaN and inf come through."""
+    return torch.maximum(rows.amax(1), rows.amin(1).neg_())
+
+
+def multiply_rows_(values: Tensor, factors: Tensor, columns: int) -> Tensor:
+    """values [n] times the factor of their row, factors [rows]; in place."""
     for part, row in by_rows(values, columns):
-        part.mul_(scales[row, None])
+        part.mul_(factors[row, None])
     return values
+
+
+def divide_rows(values: Tensor, divisors: Tensor, columns: int) -> Tensor:
+    """values [n] over the divisor of their row, divisors [rows]; a fresh vector. Rows with divisor 0 stay."""
+    divisors = nonzero(divisors)
+    quotients = torch.empty_like(values)
+    for (part, row), (out, _) in zip(by_rows(values, columns), by_rows(quotients, columns), strict=True):
+        torch.div(part, divisors[row, None], out=out)
+    return quotients
+
+
+def nonzero(scales: Tensor) -> Tensor:
+    """The scales, with 1 in place of 0: what a row without extent is divided by."""
+    return scales.masked_fill(scales == 0, 1)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .base import Compressor, check_finite, check_length, option, register
-from .blocks import block_shape, by_rows, check_block, nonzero, to_blocks
+from .blocks import block_shape, by_rows, check_block, nonzero, reduce_rows
 from .noise import rounding_noise
 from .packing import from_bytes, to_bytes
 
@@ -33,7 +33,8 @@ class MinMax(Compressor):
     def __post_init__(self) -> None:
         if self.rounding not in ("stochastic", "nearest"):
             raise ValueError(
-                f"minmax: rounding={self.rounding} given; stochastic or nearest fits, e.g. minmax:rounding=nearest"
+                f"minmax: rounding={self.rounding} given; stochastic or nearest fits, "
+                "e.g. minmax:rounding=nearest"
             )
         check_block("minmax", self.block)
 
@@ -45,25 +46,29 @@ class MinMax(Compressor):
         return 8 * block_shape(n, self.block)[0] + n
 
     def encode(self, x: Tensor, key: int) -> Tensor:
-        y = to_blocks(x, self.block, repeat_last=True)
-        lo, hi = y.amin(1, keepdim=True), y.amax(1, keepdim=True)
-        y.mul_(0.5).sub_(lo * 0.5).div_(nonzero(_half_step(lo, hi)))
+        _, columns = block_shape(x.numel(), self.block)
+        lo = reduce_rows(x, columns, lambda rows: rows.amin(1))
+        hi = reduce_rows(x, columns, lambda rows: rows.amax(1))
+        half_step = nonzero(_half_step(lo, hi))
+        y = x * 0.5
+        for part, row in by_rows(y, columns):
+            part.sub_(lo[row, None] * 0.5).div_(half_step[row, None])
         if self.unbiased:
-            y.view(-1).add_(rounding_noise(y.numel(), key, y.device))
+            y.add_(rounding_noise(y.numel(), key, y.device))
         # torch converts to int8 four times faster than to uint8
         q = y.round_().clamp_(0, 255).sub_(128).to(torch.int8).view(torch.uint8).add_(128)
-        payload = to_bytes(lo, hi, q.view(-1)[: x.numel()])
+        payload = to_bytes(lo, hi, q)
         check_finite(torch.cat([lo, hi]), self)
         return payload
 
     def decode(self, payload: Tensor, n: int) -> Tensor:
         check_length(payload, self.max_bytes(n), n, self)
         rows, columns = block_shape(n, self.block)
-        lo, hi = from_bytes(payload[: 8 * rows], torch.float32).view(2, rows, 1)
+        lo, hi = from_bytes(payload[: 8 * rows], torch.float32).view(2, rows)
         half_step = _half_step(lo, hi)
         values = payload[8 * rows :].to(torch.float32)
         for part, row in by_rows(values, columns):
-            part.mul_(half_step[row]).add_(lo[row] * 0.5).mul_(2)
+            part.mul_(half_step[row, None]).add_(lo[row, None] * 0.5).mul_(2)
         return values
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .base import Compressor, check_finite, check_length, option, register
-from .blocks import block_shape, check_block, max_abs, nonzero, scale_rows_, to_blocks
+from .blocks import block_shape, check_block, divide_rows, max_abs, multiply_rows_, nonzero, reduce_rows
 from .noise import rounding_noise
 from .packing import from_bytes, pack, packed_bytes, to_bytes, unpack
 
@@ -20,8 +20,8 @@ FLOAT32_MAX = torch.finfo(torch.float32).max
 class QSGD(Compressor):
     """C(v)_i = norm(block) * q_i / s with integer q_i in -s..s, E q_i = s v_i / norm(block).
 
-    s = 2^(bits-1) - 1, or `levels`, which sets `bits` to the width of 2 levels + 1 codes. With bits=1 the value is
-    +norm or -norm. norm = max |v_i| or ||v||_2 of the block.
+    s = 2^(bits-1) - 1, or `levels`, which sets `bits` to the width of 2 levels + 1 codes. With bits=1 the
+    value is +norm or -norm. norm = max |v_i| or ||v||_2 of the block.
 
         +----------------------------+--------------------------------------------------+
         | rows x float32: norms      | n x bits: codes q_i + s, packed (see packing.py) |
@@ -57,16 +57,15 @@ class QSGD(Compressor):
         return 4 * block_shape(n, self.block)[0] + packed_bytes(n, self.bits)
 
     def encode(self, x: Tensor, key: int) -> Tensor:
-        y = to_blocks(x, self.block)
-        norms = scale = max_abs(y)
-        y.div_(nonzero(norms))
+        _, columns = block_shape(x.numel(), self.block)
+        norms = scale = reduce_rows(x, columns, max_abs)
+        y = divide_rows(x, scale, columns)
         if self.norm == "l2":
             # of y, whose squares neither overflow nor vanish
-            relative = torch.linalg.vector_norm(y, 2, dim=1, keepdim=True)
+            relative = reduce_rows(y, columns, lambda rows: torch.linalg.vector_norm(rows, 2, dim=1))
             norms = (scale * relative).clamp_(max=FLOAT32_MAX)
-            y.mul_(scale / nonzero(norms))
-        codes = stochastic_codes(y, self.s, key)[: x.numel()]
-        payload = to_bytes(norms, *pack(codes, self.bits))
+            multiply_rows_(y, scale / nonzero(norms), columns)
+        payload = to_bytes(norms, *pack(stochastic_codes(y, self.s, key), self.bits))
         check_finite(scale, self)
         return payload
 
@@ -75,16 +74,15 @@ class QSGD(Compressor):
         rows, columns = block_shape(n, self.block)
         norms = from_bytes(payload[: 4 * rows], torch.float32)
         codes = unpack(payload[4 * rows :], n, self.bits)
-        return scale_rows_(codes_to_unit(codes, self.s), norms, columns)
+        return multiply_rows_(codes_to_unit(codes, self.s), norms, columns)
 
 
 def stochastic_codes(y: Tensor, s: int, key: int) -> Tensor:
-    """y in [-1, 1] -> flat codes q + s, E q = s y: uint8, or int32 if s > 127; y is overwritten.
+    """y [n] in [-1, 1] -> codes q + s, E q = s y: uint8, or int32 if s > 127.
 
     s = 0: codes 1 and 0 stand for +1 and -1. The error of float32 arithmetic in E q / s is below 2^-23.
     """
     noise = rounding_noise(y.numel(), key, y.device)
-    y = y.view(-1)
     if s == 0:
         return torch.gt(y, noise.mul_(2)).to(torch.uint8)
     q = noise.add_(y, alpha=s).round_().clamp_(-s, s)
@@ -97,8 +95,7 @@ def codes_to_unit(codes: Tensor, s: int) -> Tensor:
     """Inverse of stochastic_codes up to its noise: codes (overwritten) -> float32 q / s."""
     if s == 0:
         return codes.to(torch.float32).mul_(2).sub_(1)
-    if codes.dtype == torch.uint8:
-        codes = codes.sub_(s).view(torch.int8)  # wraps round: two's complement
-    else:
-        codes = codes.sub_(s)
-    return codes.to(torch.float32).div_(s)
+    q = codes.sub_(s)
+    if q.dtype == torch.uint8:
+        q = q.view(torch.int8)  # it wrapped round: two's complement
+    return q.to(torch.float32).div_(s)

@@ -35,8 +35,8 @@ class Sign(Compressor):
         return 4 * block_shape(n, self.block)[0] + packed_bytes(n, 1)
 
     def encode(self, x: Tensor, key: int) -> Tensor:
-        counts = block_counts(x.numel(), self.block, x.device)
-        mean = _row_means(to_blocks(x, self.block).abs_(), counts)
+        _, columns = block_shape(x.numel(), self.block)
+        mean = _row_means(x.abs(), columns)
         payload = to_bytes(mean, *pack(x.ge(0), 1))
         check_finite(mean, self)
         return payload
@@ -74,12 +74,13 @@ class OneBit(Compressor):
         return 8 * block_shape(n, self.block)[0] + packed_bytes(n, 1)
 
     def encode(self, x: Tensor, key: int) -> Tensor:
-        y = to_blocks(x, self.block)
-        below = y.lt(0).sum(1, keepdim=True)
-        above = block_counts(x.numel(), self.block, x.device) - below
-        high = _row_means(y.clamp(min=0), above.clamp_(min=1))
-        low = _row_means(y.clamp_(max=0), below.clamp_(min=1))
-        payload = to_bytes(high, low, *pack(x.ge(0), 1))
+        _, columns = block_shape(x.numel(), self.block)
+        above = x.ge(0)
+        counts = reduce_rows(above.to(torch.float32), columns, lambda rows: rows.sum(1))
+        lengths = reduce_rows(x, columns, lambda rows: rows.new_full((rows.shape[0],), rows.shape[1]))
+        high = _row_means(x.clamp(min=0), columns, counts.clamp(min=1))
+        low = _row_means(x.clamp(max=0), columns, (lengths - counts).clamp_(min=1))
+        payload = to_bytes(high, low, *pack(above, 1))
         check_finite(torch.cat([high, low]), self)
         return payload
 
@@ -90,18 +91,11 @@ class OneBit(Compressor):
         return _select(unpack(payload[8 * rows :], n, 1), high, low, columns)
 
 
-def _row_means(y: Tensor, counts: Tensor) -> Tensor:
-    """Sum of each row over its count, float32 [rows, 1]; finite wherever the row is."""
-    sums = y.sum(1, keepdim=True)
-    if not bool(torch.isfinite(sums).all()):  # the sum of finite values may exceed float32, their mean does not
-        sums = y.sum(1, keepdim=True, dtype=torch.float64)
+def _row_means(values: Tensor, columns: int, counts: Tensor | None = None) -> Tensor:
+    """Sum of each row over its count (its length by default), float32 [rows]; finite wherever the row is."""
+    sums = reduce_rows(values, columns, lambda rows: rows.sum(1))
+    if not bool(torch.isfinite(sums).all()):  # a sum of finite values may exceed float32, their mean does not
+        sums = reduce_rows(values, columns, lambda rows: rows.sum(1, dtype=torch.float64))
+    if counts is None:
+        counts = reduce_rows(values, columns, lambda rows: rows.new_full((rows.shape[0],), rows.shape[1]))
     return sums.div_(counts).to(torch.float32)
-
-
-def _select(bits: Tensor, high: Tensor, low: Tensor, columns: int) -> Tensor:
-    """high of the block where the bit is 1, else low: float32 [n]."""
-    values = high.new_empty(bits.numel())
-    mask = bits.view(torch.bool)
-    for (part, row), (chosen, _) in zip(by_rows(values, columns), by_rows(mask, columns), strict=True):
-        torch.where(chosen, high[row], low[row], out=part)
-    return values

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .base import Compressor, check_finite, check_length, option, register
-from .blocks import block_counts, block_shape, check_block, max_abs, nonzero, scale_rows_, to_blocks
+from .base import Compressor, check_finite, check_length, gamma_of, option, register, relative_error
+from .blocks import block_shape, check_block, divide_rows, max_abs, multiply_rows_, reduce_rows
 from .packing import from_bytes, pack, packed_bytes, to_bytes, unpack
 from .qsgd import codes_to_unit, stochastic_codes
 
@@ -18,8 +18,8 @@ from .qsgd import codes_to_unit, stochastic_codes
 class TernGrad(Compressor):
     """C(v)_i = scale * t_i with t_i in {-1, 0, 1}, E t_i = v_i / scale; scale = max |v| of the block.
 
-    With clip = c > 0 the block is first clipped to c standard deviations (the paper uses 2.5): less variance, and
-    no longer unbiased.
+    With clip = c > 0 the block is first clipped to c standard deviations (the paper uses 2.5): less variance,
+    and no longer unbiased.
 
         +-----------------------+-----------------------------+
         | rows x float32: scale | n x 2 bits: t_i + 1, packed |
@@ -44,19 +44,15 @@ class TernGrad(Compressor):
         return 4 * block_shape(n, self.block)[0] + packed_bytes(n, 2)
 
     def encode(self, x: Tensor, key: int) -> Tensor:
-        y = to_blocks(x, self.block)
-        scales = max_abs(y)
-        y.div_(nonzero(scales))
+        _, columns = block_shape(x.numel(), self.block)
+        scales = reduce_rows(x, columns, max_abs)
+        y = divide_rows(x, scales, columns)
         if self.clip:
-            counts = block_counts(x.numel(), self.block, x.device)
-            mean = y.sum(1, keepdim=True) / counts
-            variance = y.square().sum(1, keepdim=True) / counts - mean.square()
-            limit = variance.clamp_(min=0).sqrt_().mul_(self.clip)
+            limit = reduce_rows(y, columns, lambda rows: rows.std(1, correction=0)).mul_(self.clip)
             limit.masked_fill_(limit == 0, 1).clamp_(max=1)  # a constant block has nothing to clip
-            y.div_(limit).clamp_(-1, 1)
+            y = divide_rows(y, limit, columns).clamp_(-1, 1)
             scales = scales * limit
-        codes = stochastic_codes(y, 1, key)[: x.numel()]
-        payload = to_bytes(scales, *pack(codes, 2))
+        payload = to_bytes(scales, *pack(stochastic_codes(y, 1, key), 2))
         check_finite(scales, self)
         return payload
 
@@ -64,4 +60,8 @@ class TernGrad(Compressor):
         check_length(payload, self.max_bytes(n), n, self)
         rows, columns = block_shape(n, self.block)
         scales = from_bytes(payload[: 4 * rows], torch.float32)
-        return scale_rows_(codes_to_unit(unpack(payload[4 * rows :], n, 2), 1), scales, columns)
+        return multiply_rows_(codes_to_unit(unpack(payload[4 * rows :], n, 2), 1), scales, columns)
+
+    def contraction_gamma(self) -> float:
+        """As for an unbiased codec: clipped or not, its error is noise."""
+        return gamma_of(1 / (1 + relative_error(self) ** 2))

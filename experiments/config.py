@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
+import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn, TypeVar
+
+import torch
 
 import gossip
 from experiments.runfolder import RunFolder
 from gossip import cli
 from gossip.errors import UsageError
 from gossip.spec import nearest
+from gossip.transport.base import Transport
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -145,6 +151,51 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if args.nesterov and not args.momentum:
         raise UsageError("--nesterov needs a --momentum above 0")
     return args
+
+
+def resolve(args: argparse.Namespace, world: Transport) -> argparse.Namespace:
+    """Collective: what depends on the machine and the moment: number of nodes, threads, and name of the run folder.
+
+    `world` is the process's, before virtual nodes are started.
+
+    Raises:
+        UsageError: ``--nodes`` and mpirun do not agree.
+    """
+    if world.size > 1 and args.nodes not in (None, world.size):
+        raise UsageError(
+            f"mpirun started {world.size} ranks, and --nodes (or nodes in the TOML file) says {args.nodes}: "
+            f"type mpirun -n {args.nodes}, or --nodes {world.size}"
+        )
+    values = vars(args) | {"nodes": args.nodes or world.size, "threads": set_threads(args.threads, world)}
+    if args.out is None:
+        now = world.allgather(datetime.datetime.now().strftime("%Y%m%d-%H%M%S"))[0]
+        algorithm = args.algorithm.partition(":")[0]
+        values["out"] = f"runs/{args.dataset}-{args.model.partition(':')[0]}-{algorithm}-{now}"
+    return argparse.Namespace(**values)
+
+
+def set_threads(threads: int | None, world: Transport) -> int:
+    """Set torch's threads in this process, and return how many they are.
+
+    By default torch starts a thread per core in every process, which is slow where several ranks share the cores.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if threads is None and "OMP_NUM_THREADS" not in os.environ:
+        threads = 1 if world.local_size * torch.get_num_threads() > cores else None
+    if threads is not None:
+        torch.set_num_threads(threads)
+    threads = torch.get_num_threads()
+    if threads > 1 and world.local_size * threads > cores and world.rank == 0:
+        warnings.warn(
+            f"{world.local_size} ranks with {threads} threads each share {cores} cores; --threads 1 is faster",
+            stacklevel=2,
+        )
+    return threads
+
+
+def due(step: int, period: float) -> bool:
+    """Whether something that happens every `period` steps, a fraction perhaps, happens after `step`."""
+    return step // period > (step - 1) // period
 
 
 def flags_of(file: Path) -> list[str]:

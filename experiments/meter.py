@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from gossip.stats import Stats
 
@@ -26,10 +27,15 @@ class Meter:
 
     def __init__(self, stats: Stats) -> None:
         self._stats = stats
-        self._interval: dict[str, list[float]] = {"loss": [], "step_ms": []}
+        self._clear()
         self._history: dict[str, list[float]] = {name: [] for name in PER_STEP}
         self._totals = {"bytes_sent": 0, "messages_sent": 0, "error_sum": 0.0, "error_steps": 0}
-        self._seconds, self._started = 0.0, time.monotonic()
+        self._lr = 0.0
+        self._seconds, self._began = 0.0, time.monotonic()
+        self.started = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+
+    def _clear(self) -> None:
+        self._interval: dict[str, list[float]] = {"loss": [], "step_ms": []}
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -38,9 +44,10 @@ class Meter:
         yield
         self._interval["step_ms"].append((time.perf_counter() - start) * 1e3)
 
-    def loss(self, loss: float) -> None:
-        """The loss of this rank's batch in the current step."""
+    def record(self, loss: float, lr: float) -> None:
+        """Loss of this rank's batch, and learning rate, of the current step."""
         self._interval["loss"].append(loss)
+        self._lr = lr
 
     def close_interval(self) -> dict[str, Any]:
         """This rank's means since the last call, and what it sent per step; see `aggregate` for the keys."""
@@ -59,8 +66,9 @@ class Meter:
         if error is not None:
             self._totals["error_sum"] += error * steps
             self._totals["error_steps"] += steps
-        self._interval = {"loss": [], "step_ms": []}
+        self._clear()
         return {
+            "lr": self._lr,
             **{name: statistics.fmean(values[name]) for name in PER_STEP},
             "bytes_sent_per_step": taken["bytes_sent"] / steps,
             "messages_sent_per_step": taken["messages_sent"] / steps,
@@ -84,17 +92,18 @@ class Meter:
     @property
     def seconds(self) -> float:
         """Wall time of the whole run until now, evaluation included, of all its parts if it was resumed."""
-        return self._seconds + time.monotonic() - self._started
+        return self._seconds + time.monotonic() - self._began
 
     def state_dict(self) -> dict[str, Any]:
         """For the checkpoint; the interval must have been closed."""
         history = torch.tensor([self._history[name] for name in PER_STEP], dtype=torch.float64)
-        return {"history": history, "totals": dict(self._totals), "seconds": self.seconds}
+        return {"history": history, "totals": dict(self._totals), "seconds": self.seconds, "started": self.started}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._history = dict(zip(PER_STEP, state["history"].tolist(), strict=True))
         self._totals = dict(state["totals"])
-        self._seconds, self._started = state["seconds"], time.monotonic()
+        self._seconds, self._began = state["seconds"], time.monotonic()
+        self.started = state["started"]
 
 
 def gradient_norm(model: nn.Module) -> float:
@@ -121,8 +130,3 @@ def aggregate(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     line["slowest_rank"] = busy.index(max(busy))
     return line
 
-
-def allreduce_bytes(parameters: Sequence[Tensor], nodes: int) -> float:
-    """Bytes per node and step of a ring all-reduce of float32 gradients: 2 (n−1)/n · 4d."""
-    d = sum(p.numel() for p in parameters if p.requires_grad)
-    return 2 * (nodes - 1) / nodes * 4 * d

@@ -1,9 +1,8 @@
-"""From options to torch objects: model, optimizer, learning rate, precision, threads and seeds."""
+"""From options to torch objects: model, optimizer, learning rate, precision and seeds."""
 
 from __future__ import annotations
 
 import argparse
-import os
 import random
 from contextlib import AbstractContextManager, nullcontext
 
@@ -14,9 +13,7 @@ from torch import Tensor, nn
 from experiments import models, schedules
 from experiments.data import Dataset
 from experiments.data.augment import augment, normalize
-from gossip.errors import UsageError
 from gossip.shard import stream_seed
-from gossip.transport.base import Transport
 
 MODEL_STREAM, TRAINING_STREAM, AUGMENT_STREAM = range(3)
 """Random streams that a run derives from its seed."""
@@ -50,28 +47,13 @@ def build_scheduler(
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: factor(step / steps_per_epoch))
 
 
-def seed_everything(seed: int, rank: int) -> None:
-    """Give this rank its own global random streams (dropout and the like)."""
+def seed_streams(seed: int, rank: int) -> torch.Generator:
+    """Seed this rank's global random streams (dropout and the like), and return a generator for augmentation."""
     value = stream_seed(seed, TRAINING_STREAM, rank)
     torch.manual_seed(value)
     np.random.seed(value % 2**32)
     random.seed(value)
-
-
-def set_threads(threads: int | None, ranks: int) -> tuple[int, str | None]:
-    """Set torch's threads for `ranks` processes on this host; returns their number, and a warning if it is too high.
-
-    By default torch starts a thread per core in every process, which is slow when they have to share the cores.
-    """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if threads is None and "OMP_NUM_THREADS" not in os.environ and ranks * torch.get_num_threads() > cores:
-        threads = 1
-    if threads is not None:
-        torch.set_num_threads(threads)
-    threads = torch.get_num_threads()
-    if threads > 1 and ranks * threads > cores:
-        return threads, f"{ranks} ranks x {threads} threads share {cores} cores; --threads 1 is probably faster"
-    return threads, None
+    return torch.Generator().manual_seed(stream_seed(seed, AUGMENT_STREAM, rank))
 
 
 class Inputs:
@@ -97,27 +79,6 @@ class Inputs:
 
     def _normalized(self, x: Tensor) -> Tensor:
         return normalize(x, self._mean, self._std).contiguous(memory_format=self._layout)
-
-
-def augmentation_stream(seed: int, rank: int) -> torch.Generator:
-    """This rank's generator for `Inputs.augmented`."""
-    return torch.Generator().manual_seed(stream_seed(seed, AUGMENT_STREAM, rank))
-
-
-def check_amp(args: argparse.Namespace, device: torch.device) -> None:
-    """Raise `UsageError` where ``--amp bf16`` cannot work."""
-    if args.amp == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
-        raise UsageError(f"--amp bf16: {torch.cuda.get_device_name(device)} has no bfloat16; leave --amp out")
-
-
-def check_world(nodes: int | None, world: Transport) -> int:
-    """The number of nodes of the run. Raises `UsageError` when ``--nodes`` and mpirun do not agree."""
-    if world.size > 1 and nodes not in (None, world.size):
-        raise UsageError(
-            f"mpirun started {world.size} ranks, and --nodes (or nodes in the TOML file) says {nodes}: "
-            f"mpirun -n {nodes}, or --nodes {world.size}"
-        )
-    return nodes or world.size
 
 
 def _has_convolutions(model: nn.Module) -> bool:

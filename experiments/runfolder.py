@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from gossip.errors import UsageError
 
@@ -40,19 +43,11 @@ class RunFolder:
     def checkpoints(self) -> Path:
         return self.path / "checkpoint"
 
-    @property
-    def averaged(self) -> Path:
-        return self.path / "averaged.pt"
-
-    def create(self, overwrite: bool = False) -> None:
-        """Make the folder. What an earlier run left in it goes away only when `overwrite` says so.
-
-        Raises:
-            UsageError: the folder is in use and `overwrite` was not given, or it holds something else than a run.
-        """
+    def check(self, resume: bool, overwrite: bool) -> None:
+        """Raise `UsageError` where a run must not write: before anything else is done, and changing nothing."""
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f"--out {self.path} is a file; name a folder that does not exist yet")
-        if self.path.is_dir() and any(self.path.iterdir()):
+        if self.path.is_dir() and any(self.path.iterdir()) and not resume:
             if not self.config.exists():
                 raise UsageError(f"--out {self.path} holds other files and no run; name a folder of its own")
             if not overwrite:
@@ -60,17 +55,21 @@ class RunFolder:
                     f"--out {self.path} holds a run already. Add --resume to continue it, "
                     "or --overwrite to delete it and start anew"
                 )
-            for name in FILES:
-                (self.path / name).unlink(missing_ok=True)
-            shutil.rmtree(self.checkpoints, ignore_errors=True)
+
+    def create(self) -> None:
+        """Make the folder, empty; of what is there already, only files of a run go away."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"--out {self.path} cannot be made: {error.strerror}") from None
+        for name in FILES:
+            (self.path / name).unlink(missing_ok=True)
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
 
     def rewind(self, step: int) -> None:
         """Take back what was written after `step`, so that a resumed run writes every line once."""
-        self.write_lines([row for row in read_metrics(self.path) if row["step"] <= step])
+        kept = [row for row in read_metrics(self.path) if row["step"] <= step]
+        self.write_text("metrics.jsonl", "".join(json.dumps(row) + "\n" for row in kept))
         (self.path / "summary.json").unlink(missing_ok=True)
 
     def summary(self) -> dict[str, Any] | None:
@@ -85,16 +84,19 @@ class RunFolder:
         with open(self.path / "metrics.jsonl", "a") as file:
             file.write(json.dumps(row) + "\n")
 
-    def write_lines(self, rows: list[dict[str, Any]]) -> None:
-        self.write_text("metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         self.write_text(name, json.dumps(value, indent=2) + "\n")
 
     def write_text(self, name: str, text: str) -> None:
-        """Replace a file at once: a run that ends here leaves the old or the new one."""
+        self._replace(name, lambda path: path.write_text(text))
+
+    def write_tensors(self, name: str, tensors: dict[str, Tensor]) -> None:
+        self._replace(name, lambda path: torch.save(tensors, path))
+
+    def _replace(self, name: str, write: Callable[[Path], object]) -> None:
+        """Write a file so that a run that ends meanwhile leaves the old or the new one whole."""
         partial = self.path / f"{name}.partial"
-        partial.write_text(text)
+        write(partial)
         os.replace(partial, self.path / name)
 
 

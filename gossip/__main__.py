@@ -12,7 +12,7 @@ from gossip.transport.environment import env_rank
 
 
 def main() -> int:
-    parser = ArgumentParser(prog="python -m gossip", description="What there is to train with, and on what machine.")
+    parser = ArgumentParser(prog="python -m gossip", description="What to train with, and on what machine.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     listing = commands.add_parser("list", help="algorithms, topologies, compressors, with their options")
     listing.add_argument("what", nargs="?", choices=PAGES, metavar="|".join(PAGES), help="only these")
@@ -22,7 +22,7 @@ def main() -> int:
     form.add_argument(
         "--shell",
         action="store_true",
-        help='settings for mpirun on a small machine or as root; use as: eval "$(python -m gossip env --shell)"',
+        help='settings for mpirun as root or on few cores: eval "$(python -m gossip env --shell)"',
     )
     args = parser.parse_args()
     if env_rank() != 0:

@@ -83,7 +83,8 @@ def _topology(name: str) -> Iterator[str]:
         graph = topologies.build(name, NODES)
     except TopologyError:
         return
-    yield f"on {NODES} nodes: spectral gap {graph.spectral_gap:.3f}, at most {graph.max_degree} messages per round"
+    degree = graph.max_degree
+    yield f"on {NODES} nodes: spectral gap {graph.spectral_gap:.3f}, messages per round at most {degree}"
     if not isinstance(graph, Topology):
         yield "algorithms: " + ", ".join(sorted(n for n, m in ALGORITHMS.items() if m.allows_schedule))
     elif not graph.is_symmetric:

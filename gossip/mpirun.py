@@ -1,4 +1,4 @@
-"""The environment in which Open MPI's mpirun serves a small machine: root, more ranks than cores, ranks that wait."""
+"""The environment in which Open MPI's mpirun serves a small machine: as root, with more ranks than cores."""
 
 from __future__ import annotations
 

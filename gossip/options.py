@@ -27,10 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """
     group = parser.add_argument_group(
         "decentralized training",
-        "ALGORITHM, TOPOLOGY and COMPRESSOR are name or name:key=value,…; python -m gossip list shows all of them.",
+        "ALGORITHM, TOPOLOGY and COMPRESSOR are name or name:key=value,…; python -m gossip list shows them all.",
     )
     add = group.add_argument
-    add("--algorithm", default="dpsgd", help="what the nodes send and how they mix, such as dcd (%(default)s)")
+    add("--algorithm", default="dpsgd", help="what nodes send and how they mix, such as dcd (%(default)s)")
     add("--topology", default="ring", help="who talks to whom, such as torus:4x4 (%(default)s)")
     add("--compressor", default="identity", help="what a message becomes, such as qsgd:bits=8 (%(default)s)")
     add("--weights", default="metropolis", help="rule for the mixing weights of the graph (%(default)s)")
@@ -46,12 +46,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="hooks",
         help="who drives MPI while the model computes: the model's hooks, or a thread (%(default)s)",
     )
-    add("--bucket-mb", type=float, metavar="MB", help="size of the slices that travel on their own (the method's)")
-    add("--timeout", type=float, default=300.0, metavar="S", help="seconds without a message before an error (300)")
+    add("--bucket-mb", type=float, metavar="MB", help="slices that travel on their own (the method's size)")
+    add(
+        "--timeout",
+        type=float,
+        default=300.0,
+        metavar="S",
+        help="seconds of silence before an error (%(default)g)",
+    )
     add("--device", help="cpu, cuda, cuda:0, … (the GPU of this rank, or the CPU)")
-    add("--seed", type=int, default=0, help="of everything random: data order, compressors, graphs (%(default)s)")
+    add("--seed", type=int, default=0, help="of the data order and the compressors' noise (%(default)s)")
 
 
 def join_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The keyword arguments for `gossip.join` in parsed `args`: ``gossip.join(model, optimizer, **join_options(args))``."""
+    """The keyword arguments for `gossip.join` in parsed `args`: ``gossip.join(…, **join_options(args))``."""
     return {name: getattr(args, name) for name in JOIN_OPTIONS}

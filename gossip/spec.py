@@ -5,8 +5,8 @@
     topk:0.01,values=qsgd:bits=4        a codec inside a codec …
     topk:0.01,values=(qsgd:bits=4,block=64)   … in parentheses when it has commas of its own
 
-The classes and functions that stand behind the names say, by their annotations, what each value must be. Objects
-work wherever a spec does.
+The annotations of the classes and functions behind the names say what each value must be. Objects work wherever a
+spec does.
 """
 
 from __future__ import annotations
@@ -85,10 +85,12 @@ class Kind:
             try:
                 values[option.name] = _convert(value, option.type)
             except ValueError as error:
-                raise self.error(text, f"{option.name}={value} is not {error}", _first_words(name, option)) from None
+                problem = f"{option.name}={value} is not {error}"
+                raise self.error(text, problem, f"{name}:{option.example}") from None
         for option in known:
             if option.default is REQUIRED and option.name not in values:
-                raise self.error(text, f"{name} needs {option.name} ({option.help})", _first_words(name, option))
+                help = f" ({option.help})" if option.help else ""
+                raise self.error(text, f"{name} needs {option.name}{help}", f"{name}:{option.example}")
         return name, values
 
     def make(self, text: str) -> Any:
@@ -113,7 +115,8 @@ class Kind:
         if near:
             problem += f"; did you mean {near!r}?"
         problem += f"\nThere is: {', '.join(sorted(self.makers))}"
-        return self.error(text, problem, near + text.strip()[len(name) :] if near else next(iter(self.makers), ""))
+        typed = near + text.strip()[len(name) :] if near else next(iter(self.makers), "")
+        return self.error(text, problem, typed)
 
     def _option(self, name: str, key: str, value: str, known: tuple[Option, ...], text: str) -> Option:
         """The option that `key` means; a value without a key means the first one."""
@@ -134,7 +137,7 @@ class Kind:
             problem += f"; did you mean {near!r}?"
         problem += f"\n{name} has: {', '.join(names)}"
         typed = next((option for option in known if option.name == near), known[0])
-        raise self.error(text, problem, f"{name}:{near}={value}" if near else _first_words(name, typed))
+        raise self.error(text, problem, f"{name}:{near}={value}" if near else f"{name}:{typed.example}")
 
 
 COMPRESSORS = Kind("compressor", "compressors", "--compressor", CODECS)
@@ -162,7 +165,7 @@ def parse(text: str, kind: Kind | None = None) -> tuple[str, dict[str, str]]:
         matched = _KEY.fullmatch(item)
         key, value = matched.groups() if matched else (FIRST, item)
         if not value.strip():
-            raise kind.error(text, f"there is no value in {item.strip()!r}; a spec is name:key=value,key=value")
+            raise kind.error(text, f"no value in {item.strip()!r}; a spec is name:key=value,key=value")
         if key == FIRST and position:
             raise kind.error(text, f"{item.strip()!r} has no key; only the first value may leave it away")
         if key in values:
@@ -179,7 +182,13 @@ def options(maker: Callable[..., Any]) -> tuple[Option, ...]:
     if dataclasses.is_dataclass(maker):
         hints = typing.get_type_hints(maker)
         found = [
-            Option(field.name, hints[field.name], _default(field), field.metadata.get("help", ""), field.kw_only)
+            Option(
+                field.name,
+                hints[field.name],
+                _default(field),
+                field.metadata.get("help", ""),
+                bool(field.kw_only),
+            )
             for field in dataclasses.fields(maker)
             if field.init
         ]
@@ -213,8 +222,8 @@ def make_topology(
     """The topology that `spec` names, on `n` nodes.
 
     Args:
-        spec: a name, a networkx graph on the nodes 0 … n-1, a mixing matrix W (float [n, n]), or a Topology or
-            Schedule, which is returned as it is.
+        spec: a name, a networkx graph on the nodes 0 … n-1, a mixing matrix W (float [n, n]), or a Topology
+            or Schedule, which is returned as it is.
         weights: the rule that gives a graph its weights; not used where W is given.
 
     Raises:
@@ -324,7 +333,8 @@ def _convert_one(text: str, hint: Any) -> Any:
             raise ValueError(text)
         return text
     if typing.get_origin(hint) is tuple:
-        return tuple(_convert_one(part, typing.get_args(hint)[0]) for part in re.split("[x,]", text.strip("[]")))
+        of = typing.get_args(hint)[0]
+        return tuple(_convert_one(part, of) for part in re.split("[x,]", text.strip("[]")))
     if isinstance(hint, type) and issubclass(hint, Compressor):
         return make_codec(text)
     raise TypeError(f"an option of type {hint} cannot be given as text")
@@ -351,10 +361,6 @@ def _sample(hint: Any, name: str) -> str:
     if isinstance(member, type) and issubclass(member, Compressor):
         return "qsgd"
     return {int: "4", float: "0.1", bool: "true"}.get(member, name.upper())
-
-
-def _first_words(name: str, option: Option) -> str:
-    return f"{name}:{option.example}"
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

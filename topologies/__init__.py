@@ -10,8 +10,8 @@ from __future__ import annotations
 
 # Imported for what they register.
 from topologies import classic, exponential, files, grids, random_graphs, social  # noqa: F401
-from topologies.make import build
 from topologies.errors import TopologyError
+from topologies.make import build
 from topologies.matrix import MixingMatrix, Topology
 from topologies.registry import FAMILIES, Description, Option, describe, family
 from topologies.schedule import Schedule

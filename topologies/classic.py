@@ -9,7 +9,7 @@ from topologies.registry import family
 
 @family("ring")
 def ring(n: int) -> nx.Graph:
-    """Each node knows the two beside it, in a circle; the default of D-PSGD, DCD and ECD.
+    """Each node knows the two beside it, in a circle; the graph of the D-PSGD, DCD and ECD papers.
 
     With weights 1/3 (n > 2) the gap is 1 - (1 + 2 cos(2 pi/n))/3, about 13/n^2. Two nodes share one edge.
     Lian et al. 2017, arXiv 1705.09056.

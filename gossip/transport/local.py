@@ -169,16 +169,13 @@ class LocalTransport(Transport):
     def wait(self, ready: Callable[[], bool], timeout: float) -> bool:
         world, deadline = self._world, time.monotonic() + timeout
         while True:
-            before = world.progress
             if ready():
                 return True
             if world.failure is not None:
                 raise PeerLostError(f"rank {self.rank} was waiting when another rank failed: {world.failure}")
-            if world.progress != before:
-                continue
             if time.monotonic() > deadline:
                 return False
-            if self._idle_since(before):
+            if self._idle_since(world.progress):
                 raise DeadlockError(
                     f"rank {self.rank}: every virtual node waits and no message is in flight. "
                     "Do all ranks run the same number of steps and the same collective calls?"

@@ -36,7 +36,7 @@ def test_graph_files_round_trip(tmp_path: Path, suffix: str, rule: str, graph: n
 def test_matrix_files_are_used_as_they_are(tmp_path: Path, name: str) -> None:
     W = build(name, 8).at(1).W
     np.save(tmp_path / "W.npy", W)
-    np.savetxt(tmp_path / "W.csv", W, delimiter=",", fmt="%r")
+    np.savetxt(tmp_path / "W.csv", W, delimiter=",", fmt="%.17g")
     for file in ("W.npy", "W.csv"):
         assert build("file", 8, path=str(tmp_path / file)).fingerprint() == build(name, 8).fingerprint()
 

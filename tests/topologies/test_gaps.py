@@ -15,8 +15,8 @@ from topologies import Topology, build
 SIZES = [3, 4, 5, 8, 9, 16, 31]
 
 
-def gap(name: str, n: int, weights: str = "metropolis", **options: object) -> float:
-    return build(name, n, weights, **options).spectral_gap
+def gap(name: str, n: int, weights: str = "metropolis") -> float:
+    return build(name, n, weights).spectral_gap
 
 
 def from_laplacian(eigenvalues: list[float], alpha: float) -> float:
@@ -86,14 +86,14 @@ def test_the_default_torus_is_the_most_square(n: int, shape: str) -> None:
     assert build("torus", n).fingerprint() == build("torus", n, shape=shape).fingerprint()
 
 
-@pytest.mark.parametrize(("name", "options"), [("torus", {"shape": "8"}), ("torus", {"shape": "1x8"})])
-def test_a_torus_of_one_side_is_the_ring(name: str, options: dict[str, object]) -> None:
-    assert build(name, 8, **options).fingerprint() == build("ring", 8).fingerprint()
+@pytest.mark.parametrize("shape", ["8", "1x8", "8x1x1"])
+def test_a_torus_of_one_side_is_the_ring(shape: str) -> None:
+    assert build("torus", 8, shape=shape).fingerprint() == build("ring", 8).fingerprint()
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 6, 7, 8, 12, 15, 16, 31, 32])
 def test_exponential_graph(n: int) -> None:
-    """Ying et al. 2021, arXiv 2110.13363: the gap is 2/(1 + ceil(log2 n)) for even n, and larger for odd n."""
+    """Ying et al. 2021, arXiv 2110.13363: the gap is 2/(1 + ceil(log2 n)) for even n, more for odd n."""
     graph = build("exponential", n).at(1)
     d = math.ceil(math.log2(n))
     assert (
@@ -135,7 +135,7 @@ def test_weight_rules_are_what_their_papers_say(name: str, n: int) -> None:
     assert all(W[i, j] == 1 / (1 + max(degree[i], degree[j])) for i, j in edges)
     assert all(graph["max-degree"].W[i, j] == 1 / (1 + max(degree)) for i, j in edges)
 
-    # Xiao & Boyd 2004: with the best constant, rho = (l_1 - l_{n-1})/(l_1 + l_{n-1}); no constant does better.
+    # Xiao & Boyd 2004: with the best constant, rho = (l_1 - l_{n-1})/(l_1 + l_{n-1}), the least of any.
     laplacian = np.diag(degree) - (W != 0) * (1 - np.eye(n))
     values = np.linalg.eigvalsh(laplacian)
     best = graph["best-constant"].spectral_gap

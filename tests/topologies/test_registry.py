@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import sys
 from pathlib import Path
 
 import networkx as nx
@@ -51,23 +53,24 @@ def test_names_say_what_was_asked_for() -> None:
 
 
 def test_a_new_family_is_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topologies.registry, "FAMILIES", dict(FAMILIES))
-    monkeypatch.setattr(topologies.build, "FAMILIES", topologies.registry.FAMILIES, raising=False)
+    monkeypatch.setitem(FAMILIES, "wheel", nx.wheel_graph)  # so that the table is put back afterwards
+    del FAMILIES["wheel"]
 
     @family("wheel")
-    def wheel(n: int, *, spokes: bool = True) -> nx.Graph:
+    def wheel(n: int, *, rim: bool = True) -> nx.Graph:
         """A ring whose nodes all know rank 0."""
-        return nx.wheel_graph(n) if spokes else nx.cycle_graph(n)
+        return nx.wheel_graph(n) if rim else nx.star_graph(n - 1)
 
     assert describe("wheel").summary == "A ring whose nodes all know rank 0."
+    assert build("wheel", 6).max_degree == 5
+    assert build("wheel", 6, rim=False).fingerprint() == build("star", 6).fingerprint()
     with pytest.raises(TopologyError, match="there is a family 'wheel' already"):
         family("wheel")(wheel)
+    with pytest.raises(TopologyError, match="wheel: rim must be of type bool, given 1"):
+        build("wheel", 6, rim=1)
 
 
 def test_imports_are_numpy_networkx_and_the_standard_library() -> None:
-    import ast
-    import sys
-
     allowed = {"numpy", "networkx", "topologies", *sys.stdlib_module_names}
     for path in Path(topologies.__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

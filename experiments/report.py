@@ -1,0 +1,184 @@
+"""What rank 0 tells about a run: lines on the terminal and in metrics.jsonl, the summary, the plots."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import shlex
+import statistics
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from experiments import config, evaluate, plot
+from experiments.data import Dataset
+from experiments.meter import Meter, aggregate, gradient_norm
+from experiments.progress import Progress, describe
+from experiments.runfolder import RunFolder, read_metrics
+from gossip import envreport
+from gossip.session import Session
+
+Line = dict[str, Any]
+
+
+class Report:
+    """One rank's part of the reporting. All ranks call its methods at the same steps; rank 0 prints and writes.
+
+    Args:
+        done, total: steps at the start of this process and at the end of the run.
+        steps_per_epoch: of the data.
+    """
+
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        folder: RunFolder,
+        node: Session,
+        model: nn.Module,
+        dataset: Dataset,
+        forward: evaluate.Forward,
+        meter: Meter,
+        steps_per_epoch: int,
+        done: int,
+        total: int,
+    ) -> None:
+        self._args, self._folder, self._node, self._model = args, folder, node, model
+        self._dataset, self._forward, self._meter = dataset, forward, meter
+        self._steps_per_epoch, self._done, self._total = steps_per_epoch, done, total
+        self._writes = node.rank == 0
+        self._progress = Progress(self._writes, done, total)
+
+    def begin(self) -> None:
+        """Prepare the folder, and say what is going to happen. Nothing is written before."""
+        args, node = self._args, self._node
+        if not self._writes:
+            return
+        if args.resume:
+            self._folder.rewind(self._done)
+        else:
+            self._folder.create()
+        self._folder.write_text("config.toml", f"# {command()}\n{config.to_toml(args)}")
+        self._folder.write_json("env.json", envreport.collect())
+        parameters = sum(p.numel() for p in self._model.parameters())
+        self._progress.say(
+            f"{args.model} ({parameters:,} parameters) on {args.dataset}: {node.size} node{'s' * (node.size > 1)}, "
+            f"{node.topology.name}, {node.algorithm}, {node.compressor}, on {node.device.type}\n"
+            f"steps {self._done} to {self._total}, {self._steps_per_epoch} per epoch, "
+            f"effective batch {node.size * args.batch_size}, into {self._folder.path}"
+        )
+
+    def say(self, text: str) -> None:
+        """A line on the terminal."""
+        self._progress.say(text)
+
+    def step(self, step: int) -> None:
+        """A step is over."""
+        self._progress.tick(step)
+
+    def interval(self, step: int, test: bool) -> None:
+        """Collective: close the log interval that ends with `step`, and `test` the averaged model."""
+        mine = {**self._meter.close_interval(), "grad_norm": gradient_norm(self._model)}
+        line: Line = {
+            "step": step,
+            "epoch": step / self._steps_per_epoch,
+            "effective_batch": self._node.size * self._args.batch_size,
+            **aggregate(self._node.world.allgather(mine)),
+        }
+        if test:
+            line.update(self._test())
+        if self._writes:
+            self._folder.append(line)
+            self._progress.interval(line)
+
+    def finish(self) -> None:
+        """Collective: test every node's own model, write the summary and draw the plots."""
+        own = evaluate.score(self._model, self._dataset.test_x, self._dataset.test_y, self._forward)
+        everyone = self._node.world.allgather((self._meter.result(self._steps_per_epoch), own.accuracy))
+        if not self._writes:
+            return
+        results, accuracies = zip(*everyone, strict=True)
+        last = read_metrics(self._folder.path)[-1]
+        summary = self._summary(aggregate(results), self._total) | {
+            "test_accuracy": last["test_accuracy"],
+            "test_loss": last["test_loss"],
+            "test_accuracy_local_mean": statistics.fmean(accuracies),
+            "test_accuracy_local_min": min(accuracies),
+            "test_accuracy_local_max": max(accuracies),
+            "consensus_distance": last["consensus_distance"],
+        }
+        self._folder.write_json("summary.json", summary)
+        self._progress.say("\n" + describe(summary))
+        if (picture := plot.draw([self._folder.path], self._folder.path)) is not None:
+            self._progress.say(f"  plot                 {picture}")
+
+    def diverged(self, first: Mapping[str, Any]) -> None:
+        """Rank 0 alone: write the summary of a run that ended because `first["rank"]` diverged."""
+        step = first["round"]
+        summary = self._summary(aggregate([self._meter.result(self._steps_per_epoch)]), step)
+        summary |= {"diverged": True, "diverged_rank": first["rank"], "diverged_step": step}
+        self._folder.write_json("summary.json", summary)
+
+    # -- how ---------------------------------------------------------------------------------------
+
+    def _test(self) -> Line:
+        """Collective: test accuracy and loss of the averaged model, which is also saved."""
+        node, data = self._node, self._dataset
+        average = evaluate.averaged_model(node, self._model, self._args.bn, data.train_x, self._forward)
+        result = evaluate.score_together(average, data.test_x, data.test_y, self._forward, node.world)
+        if self._writes:
+            self._folder.write_tensors("averaged.pt", _plain(average.state_dict()))
+        return {
+            "test_accuracy": result.accuracy,
+            "test_loss": result.loss,
+            "consensus_distance": node.consensus_distance(),
+        }
+
+    def _summary(self, measured: Mapping[str, Any], steps: int) -> Line:
+        args, node = self._args, self._node
+        return {
+            "algorithm": str(node.algorithm),
+            "topology": args.topology,
+            "compressor": str(node.compressor),
+            "nodes": node.size,
+            "model": args.model,
+            "dataset": args.dataset,
+            "batch_size": args.batch_size,
+            "effective_batch": args.batch_size * node.size,
+            "steps": steps,
+            "epochs": steps / self._steps_per_epoch,
+            "train_loss": measured["train_loss"],
+            "test_accuracy": None,
+            "test_loss": None,
+            "test_accuracy_local_mean": None,
+            "test_accuracy_local_min": None,
+            "test_accuracy_local_max": None,
+            "consensus_distance": None,
+            "bytes_sent_per_step": measured["bytes_sent_per_step"],
+            "messages_sent_per_step": measured["messages_sent_per_step"],
+            "allreduce_bytes_per_step": node.allreduce_bytes,
+            **{f"{part}_ms": measured[f"{part}_ms"] for part in ("step", "compute", "encode", "decode", "mix")},
+            "exposed_wait_ms": measured["exposed_wait_ms"],
+            "slowest_rank": measured["slowest_rank"],
+            "compression_error": measured["compression_error"],
+            "diverged": False,
+            "seed": args.seed,
+            "started": self._meter.started,
+            "ended": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+            "seconds": round(self._meter.seconds, 1),
+            "command": command(),
+        }
+
+
+def command() -> str:
+    """What was typed, without mpirun."""
+    return shlex.join(["python", "-m", "experiments.train", *sys.argv[1:]])
+
+
+def _plain(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """On the CPU and in the usual layout, each tensor with storage of its own: a file for anybody."""
+    return {
+        name: torch.empty(value.shape, dtype=value.dtype).copy_(value.detach()) for name, value in state.items()
+    }
