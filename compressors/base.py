@@ -90,8 +90,8 @@ class Compressor(ABC):
         """Default consensus step gamma_c of CHOCO-like methods with this codec.
 
         CHOCO's theory asks for a contraction E||v - C(v)||^2 <= (1 - delta) ||v||^2. Here delta comes from
-        the relative error alpha measured on Gaussian data: 1 - alpha^2 for a biased codec, 1/(1 + alpha^2) for
-        an unbiased one (what is left when it is scaled down by 1 + omega, omega = alpha^2).
+        the relative error alpha measured on Gaussian data: 1 - alpha^2 for a biased codec, 1/(1 + alpha^2)
+        for an unbiased one (what is left when it is scaled down by 1 + omega, omega = alpha^2).
         """
         noise = relative_error(self) ** 2
         return gamma_of(1 / (1 + noise) if self.unbiased else 1 - noise)
@@ -162,8 +162,8 @@ def relative_error(codec: Compressor, n: int = 65536, seed: int = 0) -> float:
 
 
 def gamma_of(delta: float) -> float:
-    """gamma_c for a contraction by 1 - delta: 1 from delta = 0.95 on, so for 4-bit max-norm levels, else 0.7 delta.
+    """gamma_c for a contraction by 1 - delta: 1 from delta = 0.95 on (4 bits, max-norm), else 0.7 delta.
 
-    The constant is the one tuned for sign (delta = 2/pi, gamma_c = 0.45) by Koloskova et al., arXiv 1907.09356.
+    0.7 is sign's ratio (delta = 2/pi, tuned gamma_c = 0.45) in Koloskova et al. 2020, arXiv 1907.09356.
     """
     return 1.0 if delta >= 0.95 else round(0.7 * delta, 3)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .base import Compressor, PayloadError, check_finite, option, register
-from .blocks import block_shape, check_block, max_abs, to_blocks
+from .base import Compressor, PayloadError, check_finite, check_header, option, register
+from .blocks import block_shape, check_block, max_abs
 from .noise import rounding_noise
 from .packing import from_bytes, pack, packed_bytes, to_bytes, unpack
 
@@ -21,16 +21,16 @@ _RAW = 32  # width code of a row sent as float32
 class Grid(Compressor):
     """C(v)_i = step * q_i with integer q_i, E q_i = v_i / step; |v - C(v)| < step, whatever ||v||.
 
-    That is the bounded noise which ECD-PSGD's theory assumes (Tang et al. 2018, arXiv 1803.06443): step^2/4 per
-    value at most. Each row of `block` values takes as many bits as its range of q needs, 0 to 16; a row with
-    values beyond 2^15 steps is sent as float32, without noise. At most 32 bits per value, then.
+    That is the bounded noise which ECD-PSGD's theory assumes (Tang et al. 2018, arXiv 1803.06443): step^2/4
+    per value at most. Each row of `block` values takes as many bits as its range of q needs, 0 to 16; a row
+    with values beyond 2^15 steps is sent as float32, without noise. At most 32 bits per value, then.
 
-        +---------------------+----------------------+--------------------------------------------------------+
-        | rows x int32: least | rows x uint8: width  | for each width present, ascending: the q_i - least of  |
-        | q of the row        | (32: float32 values) | all rows of this width, packed (width 32: the values)  |
-        +---------------------+----------------------+--------------------------------------------------------+
+        +---------------------+----------------------+-----------------------------------------------+
+        | rows x int32: least | rows x uint8: width  | for each width present, ascending:            |
+        | q of the row        | (32: float32 values) | q_i - least of all rows of this width, packed |
+        +---------------------+----------------------+-----------------------------------------------+
 
-    The last row is filled up with copies of the last value.
+    Width 32 holds the values themselves. The last row is filled up with copies of the last value.
     """
 
     step: float = option(0.001, "distance of the grid's points, in units of the message")
@@ -53,8 +53,8 @@ class Grid(Compressor):
     def encode(self, x: Tensor, key: int) -> Tensor:
         if x.numel() == 0:
             return to_bytes(x)
-        y = to_blocks(x, self.block, repeat_last=True)
-        rows, columns = y.shape
+        rows, columns = block_shape(x.numel(), self.block)
+        y = torch.cat([x, x[-1:].expand(rows * columns - x.numel())]).view(rows, columns)
         noise = rounding_noise(y.numel(), key, y.device).view(rows, columns)
         q = torch.add(noise, y, alpha=1 / self.step).round_()
         least, most = q.amin(1), q.amax(1)
@@ -75,8 +75,7 @@ class Grid(Compressor):
 
     def decode(self, payload: Tensor, n: int) -> Tensor:
         rows, columns = block_shape(n, self.block)
-        if payload.dtype != torch.uint8 or payload.dim() != 1 or payload.numel() < 5 * rows:
-            raise PayloadError(f"grid: no message: {payload.dtype} of shape {tuple(payload.shape)}")
+        check_header(payload, 5 * rows, n, self)
         least = from_bytes(payload[: 4 * rows], torch.int32)
         widths = payload[4 * rows : 5 * rows]
         data = payload[5 * rows :]

@@ -12,6 +12,8 @@ from .blocks import block_shape, by_rows, check_block, nonzero, reduce_rows
 from .noise import rounding_noise
 from .packing import from_bytes, to_bytes
 
+_HALF_MAX = torch.finfo(torch.float32).max / 2
+
 
 @register("minmax")
 @dataclass(frozen=True)
@@ -68,8 +70,8 @@ class MinMax(Compressor):
         half_step = _half_step(lo, hi)
         values = payload[8 * rows :].to(torch.float32)
         for part, row in by_rows(values, columns):
-            part.mul_(half_step[row, None]).add_(lo[row, None] * 0.5).mul_(2)
-        return values
+            part.mul_(half_step[row, None]).add_(lo[row, None] * 0.5)
+        return values.clamp_(-_HALF_MAX, _HALF_MAX).mul_(2)
 
 
 def _half_step(lo: Tensor, hi: Tensor) -> Tensor:

@@ -19,8 +19,8 @@ _MANTISSA = 23
 class Natural(Compressor):
     """C(v) = sign(v) 2^e or sign(v) 2^(e+1), e = floor(log2 |v|), unbiased; omega = 1/8.
 
-    On the bits of a float32 this is: add a random 23-bit integer, cut the mantissa off. Values below 2^-126 go to
-    0 or 2^-126, without bias; magnitudes above 2^127 saturate there.
+    On the bits of a float32 this is: add a random 23-bit integer, cut the mantissa off. Values below 2^-126
+    go to 0 or 2^-126, without bias; magnitudes above 2^127 saturate there.
 
         +-----------------------------+-------------------------------------+
         | n x uint8: biased exponents | ceil(n/8) bytes: signs (1 negative) |     width 9 of packing.py

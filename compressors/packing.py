@@ -6,8 +6,8 @@ Layout of `n` codes of `width` bits:
     width < 8           one plane per set bit of width, widest first, which takes the lowest bits of the code:
                         3 = bits 0-1 | bit 2,  5 = bits 0-3 | bit 4,  6 = bits 0-3 | bits 4-5, ...
 
-A plane of p = 1, 2 or 4 bits per value has m = ceil(n p / 8) bytes; byte i holds, from its lowest bits up, values
-i, i + m, i + 2m, ... . Values that share a byte are far apart so that whole runs are shifted at once.
+A plane of p = 1, 2 or 4 bits per value has m = ceil(n p / 8) bytes; byte i holds, from its lowest bits up,
+values i, i + m, i + 2m, ... . Values that share a byte are far apart so that whole runs are shifted at once.
 All multi-byte numbers are little-endian, as on every machine that torch runs on.
 """
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from .base import Compressor, PayloadError, check_length, option, register
+from .base import Compressor, PayloadError, check_header, check_length, option, register
 from .noise import derive_key
 from .packing import from_bytes, to_bytes
 from .topk import TopK
@@ -22,10 +22,10 @@ class PerTensor(Compressor):
     `sizes` is filled in by `for_segments`; empty, the vector counts as one tensor.
 
         fixed-size codec:  | payload of tensor 0 | payload of tensor 1 | ...
-        otherwise:         | tensors x uint32: payload lengths | payload of tensor 0 | payload of tensor 1 | ...
+        otherwise:         | uint32 per tensor: length of its payload | payload of tensor 0 | ...
     """
 
-    codec: Compressor = option(TopK(), "codec of each tensor, e.g. topk:0.01")
+    codec: Compressor = option(TopK(), "codec of each tensor, e.g. topk:0.01")  # noqa: RUF009
     sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -46,10 +46,6 @@ class PerTensor(Compressor):
     @property
     def fixed_size(self) -> bool:  # type: ignore[override]
         return self.codec.fixed_size
-
-    @property
-    def paper(self) -> str:  # type: ignore[override]
-        return self.codec.paper
 
     def for_segments(self, sizes: Sequence[int]) -> PerTensor:
         return replace(self, sizes=tuple(sizes))
@@ -92,8 +88,7 @@ class PerTensor(Compressor):
             check_length(payload, self.max_bytes(n), n, self)
             return payload.split([self.codec.max_bytes(size) for size in sizes])
         header = 4 * len(sizes)
-        if payload.dtype != torch.uint8 or payload.dim() != 1 or payload.numel() < header:
-            raise PayloadError(f"per-tensor: no message: {payload.dtype} of shape {tuple(payload.shape)}")
+        check_header(payload, header, n, self)
         lengths = from_bytes(payload[:header], torch.int32).tolist()
         if min(lengths) < 0 or sum(lengths) != payload.numel() - header:
             raise PayloadError(f"per-tensor: lengths {lengths} in a message of {payload.numel()} bytes")

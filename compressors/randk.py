@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .base import Compressor, PayloadError, check_all_finite, option, register
+from .base import Compressor, check_all_finite, check_header, option, register
 from .identity import Identity
 from .noise import derive_key, random_words
 from .packing import from_bytes, to_bytes
@@ -34,7 +34,7 @@ class RandK(Compressor):
 
     ratio: float = option(0.01, "share of the values that is sent, in (0, 1]; at least one value")
     scaled: bool = option(True, "multiply by n/k (unbiased), or not (a contraction)")
-    values: Compressor = option(Identity(), "codec of the values sent, e.g. fp16 or qsgd:bits=4")
+    values: Compressor = option(Identity(), "codec of the values sent, e.g. qsgd:bits=4")  # noqa: RUF009
 
     paper = "Stich et al. 2018, arXiv 1809.07599"
 
@@ -76,8 +76,7 @@ class RandK(Compressor):
         out.index_add_(0, index, values, alpha=alpha)
 
     def _pairs(self, payload: Tensor, n: int) -> tuple[Tensor, Tensor]:
-        if payload.dtype != torch.uint8 or payload.dim() != 1 or payload.numel() < 8:
-            raise PayloadError(f"randk: no message: {payload.dtype} of shape {tuple(payload.shape)}")
+        check_header(payload, 8, n, self)
         k = kept(n, self.ratio)
         values = self.values.decode(payload[8:], k)
         seed = int(from_bytes(payload[:8], torch.int64))

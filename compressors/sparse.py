@@ -5,8 +5,8 @@
     |               | strictly increasing           | the `values` codec           |
     +---------------+-------------------------------+------------------------------+
 
-Values that are not sent decode to -0.0, the one number whose addition changes no bit of any sum: so adding only
-the sent values is bitwise the same as adding the whole decoded vector.
+Values that are not sent decode to -0.0, the one number whose addition changes no bit of any sum: so adding
+only the sent values is bitwise the same as adding the whole decoded vector.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .base import Compressor, PayloadError
+from .base import Compressor, PayloadError, check_header
 from .noise import derive_key
 from .packing import from_bytes, to_bytes
 
@@ -47,7 +47,7 @@ class SparseCompressor(Compressor):
 
     def encode(self, x: Tensor, key: int) -> Tensor:
         if x.numel() > MAX_VALUES:
-            raise ValueError(f"{self.name}: {x.numel()} values given; at most {MAX_VALUES} fit a 32-bit index")
+            raise ValueError(f"{self.name}: {x.numel()} values given; at most {MAX_VALUES} fit")
         index = self.select(x, key)
         count = torch.tensor([index.numel()], dtype=torch.int32, device=x.device)
         return to_bytes(count, index.to(torch.int32), self.values.encode(x[index], derive_key(key, 0)))
@@ -62,13 +62,11 @@ class SparseCompressor(Compressor):
 
     def decode_pairs(self, payload: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """uint8 [m] -> ascending indices int64 [k], values float32 [k]. Raises PayloadError."""
-        if payload.dtype != torch.uint8 or payload.dim() != 1 or payload.numel() < 4:
-            raise PayloadError(f"{self.name}: no message: {payload.dtype} of shape {tuple(payload.shape)}")
+        check_header(payload, 4, n, self)
         count = int(from_bytes(payload[:4], torch.int32))
         if not self.count_fits(count, n):
             raise PayloadError(f"{self.name}: {count} values announced, {self.most(n)} of {n} fit")
-        if payload.numel() < 4 + 4 * count:
-            raise PayloadError(f"{self.name}: {count} values announced in {payload.numel()} bytes")
+        check_header(payload, 4 + 4 * count, n, self)
         index = from_bytes(payload[4 : 4 + 4 * count], torch.int32)
         if count and not bool((index[0] >= 0) & (index[-1] < n) & (index[1:] > index[:-1]).all()):
             raise PayloadError(f"{self.name}: indices are not strictly increasing within 0..{n - 1}")
@@ -77,6 +75,8 @@ class SparseCompressor(Compressor):
 
 def largest(a: Tensor, k: int) -> Tensor:
     """Ascending indices of the k largest values of a [n]; NaN counts as larger than all numbers."""
+    if k == 0:
+        return torch.empty(0, dtype=torch.int64, device=a.device)
     if a.device.type == "cpu":  # three times faster than torch.topk
         return torch.from_numpy(np.sort(np.argpartition(a.numpy(), a.numel() - k)[a.numel() - k :]))
     return torch.topk(a, k, sorted=False).indices.sort().values

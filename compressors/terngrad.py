@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .base import Compressor, check_finite, check_length, gamma_of, option, register, relative_error
-from .blocks import block_shape, check_block, divide_rows, max_abs, multiply_rows_, reduce_rows
+from .blocks import block_shape, check_block, divide_rows, max_abs, multiply_rows_, nonzero, reduce_rows
 from .packing import from_bytes, pack, packed_bytes, to_bytes, unpack
 from .qsgd import codes_to_unit, stochastic_codes
 
@@ -19,7 +19,7 @@ class TernGrad(Compressor):
     """C(v)_i = scale * t_i with t_i in {-1, 0, 1}, E t_i = v_i / scale; scale = max |v| of the block.
 
     With clip = c > 0 the block is first clipped to c standard deviations (the paper uses 2.5): less variance,
-    and no longer unbiased.
+    and no longer unbiased. They are taken about 0, which spares a block of nearly equal values.
 
         +-----------------------+-----------------------------+
         | rows x float32: scale | n x 2 bits: t_i + 1, packed |
@@ -48,8 +48,8 @@ class TernGrad(Compressor):
         scales = reduce_rows(x, columns, max_abs)
         y = divide_rows(x, scales, columns)
         if self.clip:
-            limit = reduce_rows(y, columns, lambda rows: rows.std(1, correction=0)).mul_(self.clip)
-            limit.masked_fill_(limit == 0, 1).clamp_(max=1)  # a constant block has nothing to clip
+            limit = reduce_rows(y, columns, _root_mean_square).mul_(self.clip).clamp_(max=1)
+            limit = nonzero(limit)
             y = divide_rows(y, limit, columns).clamp_(-1, 1)
             scales = scales * limit
         payload = to_bytes(scales, *pack(stochastic_codes(y, 1, key), 2))
@@ -65,3 +65,7 @@ class TernGrad(Compressor):
     def contraction_gamma(self) -> float:
         """As for an unbiased codec: clipped or not, its error is noise."""
         return gamma_of(1 / (1 + relative_error(self) ** 2))
+
+
+def _root_mean_square(rows: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(rows, 2, dim=1) / rows.shape[1] ** 0.5

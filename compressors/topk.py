@@ -20,23 +20,25 @@ SAMPLE_LEAST = 1024
 class TopK(SparseCompressor):
     """C(v)_i = v_i for the k = round(ratio n) >= 1 largest |v_i|, else 0; a contraction with delta >= k/n.
 
-    threshold=exact sends exactly k values. threshold=sampled is DGC's way (section 3.1 there): the threshold that
-    keeps the share `ratio` of a strided sample with random start; all values at or above it are sent, or, when
-    more than k are, the exact top k among them. It reads the vector once where exact selection sorts it, and may
-    send fewer than k values, at least one.
+    threshold=exact sends exactly k values. threshold=sampled is DGC's way: the threshold that keeps the share
+    `ratio` of a strided sample with random start; all values at or above it are sent, or, when they are more
+    than k, the exact top k among them. It compares each value once where exact selection sorts, and may send
+    fewer than k values, at least one.
 
     Bytes: see sparse.py; count = k if exact, 1..k if sampled.
     """
 
     ratio: float = option(0.01, "share of the values that is sent, in (0, 1]; at least one value")
     threshold: str = option("exact", "exact, or sampled: from 1 % of the values, as in DGC")
-    values: Compressor = option(Identity(), "codec of the values sent, e.g. fp16 or qsgd:bits=4")
+    values: Compressor = option(Identity(), "codec of the values sent, e.g. qsgd:bits=4")  # noqa: RUF009
 
     paper = "Lin et al. 2018, arXiv 1712.01887"
 
     def __post_init__(self) -> None:
         if not 0 < self.ratio <= 1:
-            raise ValueError(f"topk: ratio={self.ratio} given; more than 0 and at most 1 fits, e.g. topk:ratio=0.01")
+            raise ValueError(
+                f"topk: ratio={self.ratio} given; more than 0 and at most 1 fits, e.g. topk:ratio=0.01"
+            )
         if self.threshold not in ("exact", "sampled"):
             raise ValueError(
                 f"topk: threshold={self.threshold} given; exact or sampled fits, e.g. topk:threshold=sampled"
@@ -63,7 +65,7 @@ class TopK(SparseCompressor):
         return passed if passed.numel() <= k else passed[largest(size[passed], k)]
 
     def contraction_gamma(self) -> float:
-        """4 ratio, at most 1: the 0.04 tuned for the top 1 % by Koloskova et al. 2020 (arXiv 1907.09356), scaled."""
+        """4 ratio, at most 1: by Koloskova et al. 2020 (arXiv 1907.09356) 0.04 is tuned for the top 1 %."""
         return min(1.0, 4 * self.ratio)
 
 
@@ -76,14 +78,14 @@ class Threshold(SparseCompressor):
     """
 
     value: float = option(0.01, "the smallest magnitude that is sent")
-    values: Compressor = option(Identity(), "codec of the values sent, e.g. fp16 or qsgd:bits=4")
+    values: Compressor = option(Identity(), "codec of the values sent, e.g. qsgd:bits=4")  # noqa: RUF009
 
     paper = "Strom 2015, Interspeech"
     fixed_size = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.value < float("inf"):
-            raise ValueError(f"threshold: value={self.value} given; 0 or more fits, e.g. threshold:value=0.01")
+            raise ValueError(f"threshold: value={self.value} given; 0 or more fits, e.g. threshold:0.01")
 
     def most(self, n: int) -> int:
         return n

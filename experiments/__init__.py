@@ -1,0 +1,1 @@
+"""Training runs that reproduce published results: models, data, schedules and the training script."""

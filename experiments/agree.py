@@ -1,7 +1,7 @@
 """What the ranks agree on between two steps: that all of them live, and at which step to stop.
 
-Ranks are not in step with each other, so none may simply stop, or enter a collective that another may never reach.
-Both go through notes here, which arrive without anybody waiting for them.
+Ranks are not in step with each other, so none may simply stop, or enter a collective that another may never
+reach. Both go through notes here, which arrive without anybody waiting for them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EXIT_CODE_STOPPED = 128 + signal.SIGTERM
 
 
 class StopSignal:
-    """Remembers that the process was asked to stop, while its ``with`` block runs. Shared by all virtual nodes."""
+    """Remembers, while its ``with`` block runs, that the process was asked to stop. Nodes share it."""
 
     def __init__(self) -> None:
         self.received = False
@@ -70,8 +70,8 @@ class Agreement:
     def stops_after(self, step: int) -> bool:
         """Whether all ranks stop after `step`, because one of them was asked to.
 
-        A rank that is asked, or hears that another was, announces a step far enough ahead for the news to reach
-        everybody before anyone has to wait; at that step it waits for all announcements, and the furthest counts.
+        A rank that is asked, or hears that another was, announces a step far enough ahead for the news to
+        reach everybody before anyone has to wait. There it waits for all announcements; the last counts.
         """
         self._announce_if_asked(step)
         if self._announced is None or step < self._announced:
@@ -82,8 +82,9 @@ class Agreement:
     def check_loss(self, loss: float, step: int) -> None:
         """Raise `DivergedError`, and tell the other ranks, unless `loss` is finite."""
         if not math.isfinite(loss):
-            # "round" and "bucket" because the engine raises from the same note on ranks that wait for this one.
-            self._world.note("diverged", {"rank": self._world.rank, "round": step, "bucket": 0, "loss": str(loss)})
+            # The engine of a rank that waits for this one reads the same note; round and bucket are for it.
+            where = {"rank": self._world.rank, "round": step, "bucket": 0, "loss": str(loss)}
+            self._world.note("diverged", where)
             self._raise_diverged()
 
     def first_diverged(self) -> dict[str, Any] | None:
@@ -92,7 +93,7 @@ class Agreement:
         return min(known, key=lambda note: (note["round"], note["rank"]), default=None)
 
     def record_divergence(self, record: Callable[[dict[str, Any]], None]) -> None:
-        """Let rank 0 `record` the first divergence; the others give it the time to, before they end the job."""
+        """Let rank 0 `record` the first divergence; the others give it time to, before they end the job."""
         if self._world.rank == 0:
             record(self.first_diverged() or {"rank": 0, "round": 0})
             self._world.note("recorded", True)

@@ -46,7 +46,7 @@ MAY_CHANGE = (
 
 
 class ArgumentParser(cli.ArgumentParser):
-    """Raises `UsageError` in place of ending the job: what is wrong may stand in a file, which is to be named."""
+    """Raises `UsageError` in place of ending the job: a file in which something is wrong is to be named."""
 
     def error(self, message: str) -> NoReturn:
         given = next((word.partition("=")[0] for word in message.split() if word.startswith("--")), "")
@@ -63,15 +63,15 @@ def parser() -> ArgumentParser:
         "one node per MPI rank under mpirun, or --nodes virtual ones in this process.",
     )
     add = parser.add_argument_group("run").add_argument
-    add("--out", metavar="DIR", help="run folder for everything the run writes (runs/DATASET-MODEL-ALGORITHM-…)")
-    add("--config", metavar="FILE", help="TOML file whose keys are these flags; flags on the command line win")
+    add("--out", metavar="DIR", help="folder for all that the run writes (runs/DATASET-MODEL-ALGORITHM-TIME)")
+    add("--config", metavar="FILE", help="TOML file whose keys are these flags; what is typed here wins")
     add("--resume", action="store_true", help="continue the run in --out from its last checkpoint")
     add("--overwrite", action="store_true", help="delete the run that is in --out and start anew")
-    add("--nodes", type=positive_int, metavar="N", help="virtual nodes in this process, in place of mpirun -n N (1)")
+    add("--nodes", type=positive_int, metavar="N", help="virtual nodes in this process, without mpirun (1)")
     add("--epochs", type=positive_float, default=20, metavar="N", help="passes over the data (%(default)s)")
-    add("--steps", type=positive_int, metavar="N", help="stop after this many steps; the schedule keeps its length")
-    add("--threads", type=positive_int, metavar="N", help="torch threads per rank (1 where the cores are not enough)")
-    add("--log-every", type=positive_int, default=50, metavar="STEPS", help="length of a log interval (%(default)s)")
+    add("--steps", type=positive_int, metavar="N", help="stop early; the schedule is still that of --epochs")
+    add("--threads", type=positive_int, metavar="N", help="torch threads per rank (1 if cores are short)")
+    add("--log-every", type=positive_int, default=50, metavar="STEPS", help="a log interval (%(default)s)")
     add(
         "--eval-every",
         type=positive_float,
@@ -100,7 +100,7 @@ def parser() -> ArgumentParser:
     )
 
     add = parser.add_argument_group("optimization").add_argument
-    add("--batch-size", type=positive_int, default=32, metavar="N", help="samples per node and step (%(default)s)")
+    add("--batch-size", type=positive_int, default=32, metavar="N", help="samples per node (%(default)s)")
     add("--optimizer", choices=("sgd", "adamw"), default="sgd", help="(%(default)s)")
     add("--lr", type=positive_float, default=0.1, help="learning rate (%(default)s)")
     add("--momentum", type=fraction, default=0.9, help="of sgd (%(default)s)")
@@ -110,7 +110,7 @@ def parser() -> ArgumentParser:
         "--lr-schedule",
         default="cosine",
         metavar="SPEC",
-        help="constant, cosine, or step:0.5,0.75: a tenth from each of these parts of the run on (%(default)s)",
+        help="constant, cosine, or step:0.5,0.75, a tenth from each of these shares on (%(default)s)",
     )
     add(
         "--lr-warmup",
@@ -129,7 +129,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The options of a run: the command line over ``--config`` over, with ``--resume``, the run's own.
 
     Raises:
-        UsageError: an unknown flag or key, a value that does not fit, or a resumed run that would become another one.
+        UsageError: an unknown flag or key, a value that does not fit, or a resumed run that would be another.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     known = parser().parse_args(argv)  # reports a wrong flag as such, not as one of the file's
@@ -148,13 +148,15 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         _check_same_run(args, parser().parse_args(flags_of(files[0])), known.out)
     if args.resume and args.overwrite:
         raise UsageError("--resume continues a run and --overwrite deletes it: give one of them")
+    if args.seed < 0:
+        raise UsageError(f"--seed {args.seed}: give a whole number, 0 or more")
     if args.nesterov and not args.momentum:
         raise UsageError("--nesterov needs a --momentum above 0")
     return args
 
 
 def resolve(args: argparse.Namespace, world: Transport) -> argparse.Namespace:
-    """Collective: what depends on the machine and the moment: number of nodes, threads, and name of the run folder.
+    """Collective: settle what depends on machine and moment: the number of nodes, threads, the run folder.
 
     `world` is the process's, before virtual nodes are started.
 
@@ -169,15 +171,15 @@ def resolve(args: argparse.Namespace, world: Transport) -> argparse.Namespace:
     values = vars(args) | {"nodes": args.nodes or world.size, "threads": set_threads(args.threads, world)}
     if args.out is None:
         now = world.allgather(datetime.datetime.now().strftime("%Y%m%d-%H%M%S"))[0]
-        algorithm = args.algorithm.partition(":")[0]
-        values["out"] = f"runs/{args.dataset}-{args.model.partition(':')[0]}-{algorithm}-{now}"
+        names = [spec.partition(":")[0] for spec in (args.dataset, args.model, args.algorithm)]
+        values["out"] = f"runs/{'-'.join(names)}-{now}"
     return argparse.Namespace(**values)
 
 
 def set_threads(threads: int | None, world: Transport) -> int:
     """Set torch's threads in this process, and return how many they are.
 
-    By default torch starts a thread per core in every process, which is slow where several ranks share the cores.
+    By default torch starts a thread per core in every process: slow where several ranks share the cores.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if threads is None and "OMP_NUM_THREADS" not in os.environ:
@@ -187,7 +189,7 @@ def set_threads(threads: int | None, world: Transport) -> int:
     threads = torch.get_num_threads()
     if threads > 1 and world.local_size * threads > cores and world.rank == 0:
         warnings.warn(
-            f"{world.local_size} ranks with {threads} threads each share {cores} cores; --threads 1 is faster",
+            f"{world.local_size} ranks x {threads} threads share {cores} cores; --threads 1 is faster",
             stacklevel=2,
         )
     return threads
@@ -264,8 +266,8 @@ def _check_same_run(args: argparse.Namespace, own: argparse.Namespace, out: str)
         if now != before and name not in (*MAY_CHANGE, *ABOUT_THE_COMMAND):
             flag = "--" + name.replace("_", "-")
             raise UsageError(
-                f"the run in {out} was started with {flag} {before}, not {now}: leave {flag} out to continue it, "
-                "or start another run with another --out"
+                f"the run in {out} was started with {flag} {before}, not {now}: "
+                f"leave {flag} out to continue it, or start another run with another --out"
             )
 
 
@@ -300,4 +302,3 @@ def _number(text: str, convert: Callable[[str], Number], fits: Callable[[Number]
     if not fits(value):
         raise argparse.ArgumentTypeError(f"{text} is not {what}")
     return value
-

@@ -69,8 +69,8 @@ def averaged_model(
     """Collective: a copy of `model` with the mean of all nodes' parameters.
 
     Args:
-        batch_norm: where its running statistics come from: ``recompute`` (from `images`, the training set, as the
-            averaged model sees them), ``average`` (the mean of the nodes') or ``local`` (this node's own).
+        batch_norm: where its running statistics come from: ``recompute`` (from `images`, the training
+            set), ``average`` (the mean of the nodes') or ``local`` (this node's own).
     """
     average = copy.deepcopy(model)
     average.load_state_dict(session.averaged_state_dict("local" if batch_norm == "local" else "average"))
@@ -80,7 +80,7 @@ def averaged_model(
 
 
 def recompute_batch_norm(model: nn.Module, images: Tensor, forward: Forward, world: Transport) -> None:
-    """Collective: give `model`, the same on all ranks, statistics from some `BN_IMAGES` of the training images.
+    """Collective: give `model`, the same on all ranks, statistics of `BN_IMAGES` of the training images.
 
     They are the mean over all batches of all ranks, so that every rank ends with the same.
     """

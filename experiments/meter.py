@@ -21,7 +21,7 @@ PER_STEP = ("loss", "step_ms", "compute_ms", *PARTS)
 class Meter:
     """One rank's numbers: for the current log interval, and per step for the summary.
 
-    `step_ms` is the wall time of a training step: data, forward, backward, optimizer and what was waited for inside.
+    `step_ms` is the wall time of a training step: data, forward, backward, optimizer and waits inside them.
     Evaluation and logging are not in it. `compute_ms` is what is left of it without the framework's share.
     """
 
@@ -97,7 +97,8 @@ class Meter:
     def state_dict(self) -> dict[str, Any]:
         """For the checkpoint; the interval must have been closed."""
         history = torch.tensor([self._history[name] for name in PER_STEP], dtype=torch.float64)
-        return {"history": history, "totals": dict(self._totals), "seconds": self.seconds, "started": self.started}
+        times = {"seconds": self.seconds, "started": self.started}
+        return {"history": history, "totals": dict(self._totals), **times}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._history = dict(zip(PER_STEP, state["history"].tolist(), strict=True))
@@ -115,8 +116,7 @@ def gradient_norm(model: nn.Module) -> float:
 def aggregate(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One line from every rank's row: the mean under its name, with ``_min`` and ``_max`` beside it.
 
-    Where a rank has no value (None) it is left out. Waits become ``{rank: {neighbour: ms}}``; the slowest rank is the
-    one that computes longest, for it is the one the others wait for.
+    A rank that has no value (None) is left out. Waits become ``{rank: {neighbour: ms}}``.
     """
     line: dict[str, Any] = {}
     for name, first in rows[0].items():
@@ -124,9 +124,13 @@ def aggregate(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             line[name] = {rank: row[name] for rank, row in enumerate(rows)}
             continue
         values = [row[name] for row in rows if row[name] is not None]
-        line[name] = statistics.fmean(values) if values else None
-        line[f"{name}_min"], line[f"{name}_max"] = (min(values), max(values)) if values else (None, None)
-    busy = [row["compute_ms"] for row in rows]
-    line["slowest_rank"] = busy.index(max(busy))
+        low, high = (min(values), max(values)) if values else (None, None)
+        # Equal values have that value as their mean, whatever rounding says.
+        line[name] = min(max(statistics.fmean(values), low), high) if values else None
+        line[f"{name}_min"], line[f"{name}_max"] = low, high
     return line
 
+
+def slowest_rank(rows: Sequence[Mapping[str, Any]]) -> int:
+    """The rank that computes longest: the others wait for it."""
+    return max(range(len(rows)), key=lambda rank: rows[rank]["compute_ms"])

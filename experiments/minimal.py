@@ -1,6 +1,6 @@
 """A script of your own: an ordinary torch loop, and one line that makes it a node among others.
 
-    mpirun -n 4 python minimal.py --algorithm dcd --topology ring --compressor qsgd:bits=8
+mpirun -n 4 python minimal.py --algorithm dcd --topology ring --compressor qsgd:bits=8
 """
 
 import torch

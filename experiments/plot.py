@@ -10,7 +10,7 @@ from typing import Any
 from experiments.runfolder import read_metrics
 from gossip.errors import UsageError
 
-# Okabe and Ito's palette, told apart with any kind of colour vision; the dashes tell lines apart without colour.
+# Okabe and Ito's palette can be told apart with any kind of colour vision; the dashes help without colour.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", "--", "-.", ":")
 
@@ -33,7 +33,7 @@ def draw(runs: Sequence[str | Path], out: str | Path) -> Path | None:
     for style, (name, rows) in enumerate(data.items()):
         _line(loss, rows, "loss", name, style, band=len(data) == 1)
         _line(accuracy, rows, "test_accuracy", name, style)
-    loss.set(xlabel="epoch", ylabel="training loss", title="Training loss (mean over nodes; band: min to max)")
+    loss.set(xlabel="epoch", ylabel="training loss", title="Training loss (band: all nodes)")
     accuracy.set(xlabel="epoch", ylabel="test accuracy (%)", title="Test accuracy of the averaged model")
     _finish((loss, accuracy), legend=len(data) > 1)
     figure.savefig(out / "training.png", dpi=150)

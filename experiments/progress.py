@@ -85,9 +85,9 @@ def describe(summary: Mapping[str, Any]) -> str:
     sent, dense = summary["bytes_sent_per_step"], summary["allreduce_bytes_per_step"]
     share = f", {sent / dense:.0%} of the {size(dense)} that all-reduce sends" if dense else ""
     waits = f", {summary['exposed_wait_ms'] / summary['step_ms']:.1%} of a step" if summary["step_ms"] else ""
+    what = f"{summary['algorithm']}, {summary['topology']}, {summary['compressor']}"
     lines = [
-        f"{summary['algorithm']} on {summary['nodes']} nodes ({summary['topology']}, {summary['compressor']}), "
-        f"{summary['steps']} steps in {duration(summary['seconds'])}",
+        f"{what}: {summary['nodes']} nodes, {summary['steps']} steps in {duration(summary['seconds'])}",
         f"  test accuracy        {summary['test_accuracy']:.2f} % averaged model; single nodes "
         f"{summary['test_accuracy_local_min']:.2f} to {summary['test_accuracy_local_max']:.2f} %",
         f"  consensus distance   {summary['consensus_distance']:.4g}",

@@ -1,4 +1,4 @@
-"""From options to torch objects: model, optimizer, learning rate, precision and seeds."""
+"""From options to torch objects: model, data, optimizer, learning rate, precision and seeds."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from experiments import models, schedules
-from experiments.data import Dataset
-from experiments.data.augment import augment, normalize
-from gossip.shard import stream_seed
-
-MODEL_STREAM, TRAINING_STREAM, AUGMENT_STREAM = range(3)
-"""Random streams that a run derives from its seed."""
+from experiments.data import Dataset, partition
+from experiments.data.augment import normalize
+from experiments.data.batches import Batches
+from experiments.evaluate import Forward
+from gossip.session import Session
+from gossip.shard import seed_for
 
 
 def build_model(args: argparse.Namespace, classes: int) -> nn.Module:
-    """The model of ``--model``, channels last if it has convolutions: a quarter faster on a CPU."""
-    torch.manual_seed(stream_seed(args.seed, MODEL_STREAM))
-    model = models.build(args.model, classes)
-    return model.to(memory_format=torch.channels_last) if _has_convolutions(model) else model
+    """The model of ``--model``, with weights in channels-last order: a quarter faster on a CPU."""
+    torch.manual_seed(seed_for("initial weights", args.seed))
+    return models.build(args.model, classes).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def build_optimizer(args: argparse.Namespace, model: nn.Module) -> torch.optim.Optimizer:
@@ -42,44 +41,46 @@ def build_optimizer(args: argparse.Namespace, model: nn.Module) -> torch.optim.O
 def build_scheduler(
     args: argparse.Namespace, optimizer: torch.optim.Optimizer, steps_per_epoch: int
 ) -> torch.optim.lr_scheduler.LambdaLR:
-    """``--lr-schedule`` and ``--lr-warmup``; both count epochs of the data, so they mean the same for any n."""
+    """``--lr-schedule`` and ``--lr-warmup``, in epochs of the data: they mean the same for any n."""
     factor = schedules.lr_factor(args.lr_schedule, args.epochs, args.lr_warmup)
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: factor(step / steps_per_epoch))
 
 
-def seed_streams(seed: int, rank: int) -> torch.Generator:
-    """Seed this rank's global random streams (dropout and the like), and return a generator for augmentation."""
-    value = stream_seed(seed, TRAINING_STREAM, rank)
+def build_batches(args: argparse.Namespace, dataset: Dataset, node: Session) -> Batches:
+    """This node's minibatches, of its part (``--partition``) of the training images."""
+    parts = partition.split(dataset.train_y, node.size, args.partition, args.seed)
+    return Batches(
+        dataset.train_x,
+        dataset.train_y,
+        parts,
+        node.rank,
+        args.batch_size,
+        dataset.mean,
+        dataset.std,
+        seed=args.seed,
+        device=node.device,
+    )
+
+
+def precision(args: argparse.Namespace, device: torch.device) -> AbstractContextManager[object]:
+    """The context to run the model in (``--amp``); it can be entered again and again."""
+    return torch.autocast(device.type, torch.bfloat16) if args.amp == "bf16" else nullcontext()
+
+
+def forward_pass(args: argparse.Namespace, dataset: Dataset, device: torch.device) -> Forward:
+    """Images as the data set has them -> logits, in the precision of the training and without augmentation."""
+    context = precision(args, device)
+
+    def forward(model: nn.Module, x: Tensor) -> Tensor:
+        with context:
+            return model(normalize(x.to(device), dataset.mean, dataset.std))
+
+    return forward
+
+
+def seed_streams(seed: int, rank: int) -> None:
+    """Give this rank's global random streams, for dropout and the like, a seed of their own."""
+    value = seed_for("training", seed, rank)
     torch.manual_seed(value)
     np.random.seed(value % 2**32)
     random.seed(value)
-    return torch.Generator().manual_seed(stream_seed(seed, AUGMENT_STREAM, rank))
-
-
-class Inputs:
-    """Takes a data set's uint8 images to the model: augmented or not, normalised, in the model's layout."""
-
-    def __init__(self, args: argparse.Namespace, dataset: Dataset, model: nn.Module, device: torch.device) -> None:
-        self._mean, self._std, self._device = dataset.mean.to(device), dataset.std.to(device), device
-        self._layout = torch.channels_last if _has_convolutions(model) else torch.contiguous_format
-        self._bf16 = args.amp == "bf16"
-
-    def augmented(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """uint8 [b, c, h, w] -> float32 [b, c, h, w] on the model's device, cropped and flipped at random."""
-        return self._normalized(augment(x.to(self._device), generator))
-
-    def precision(self) -> AbstractContextManager[object]:
-        """The context to run the model in."""
-        return torch.autocast(self._device.type, torch.bfloat16) if self._bf16 else nullcontext()
-
-    def forward(self, model: nn.Module, x: Tensor) -> Tensor:
-        """uint8 [b, c, h, w], not augmented -> logits [b, classes], in the precision of the training."""
-        with self.precision():
-            return model(self._normalized(x.to(self._device)))
-
-    def _normalized(self, x: Tensor) -> Tensor:
-        return normalize(x, self._mean, self._std).contiguous(memory_format=self._layout)
-
-
-def _has_convolutions(model: nn.Module) -> bool:
-    return any(isinstance(module, nn.Conv2d) for module in model.modules())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import shlex
-import statistics
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from experiments import config, evaluate, plot
 from experiments.data import Dataset
-from experiments.meter import Meter, aggregate, gradient_norm
+from experiments.meter import PER_STEP, Meter, aggregate, gradient_norm, slowest_rank
 from experiments.progress import Progress, describe
 from experiments.runfolder import RunFolder, read_metrics
 from gossip import envreport
@@ -25,7 +24,7 @@ Line = dict[str, Any]
 
 
 class Report:
-    """One rank's part of the reporting. All ranks call its methods at the same steps; rank 0 prints and writes.
+    """One rank's part of the reporting. All ranks call its methods at equal steps; rank 0 prints and writes.
 
     Args:
         done, total: steps at the start of this process and at the end of the run.
@@ -62,10 +61,11 @@ class Report:
             self._folder.create()
         self._folder.write_text("config.toml", f"# {command()}\n{config.to_toml(args)}")
         self._folder.write_json("env.json", envreport.collect())
-        parameters = sum(p.numel() for p in self._model.parameters())
+        d = sum(p.numel() for p in self._model.parameters())
+        nodes = f"{node.size} nodes" if node.size > 1 else "1 node"
         self._progress.say(
-            f"{args.model} ({parameters:,} parameters) on {args.dataset}: {node.size} node{'s' * (node.size > 1)}, "
-            f"{node.topology.name}, {node.algorithm}, {node.compressor}, on {node.device.type}\n"
+            f"{args.model} ({d:,} parameters) on {args.dataset}; "
+            f"{nodes}, {node.topology.name}, {node.algorithm}, {node.compressor}, {node.device.type}\n"
             f"steps {self._done} to {self._total}, {self._steps_per_epoch} per epoch, "
             f"effective batch {node.size * args.batch_size}, into {self._folder.path}"
         )
@@ -81,11 +81,13 @@ class Report:
     def interval(self, step: int, test: bool) -> None:
         """Collective: close the log interval that ends with `step`, and `test` the averaged model."""
         mine = {**self._meter.close_interval(), "grad_norm": gradient_norm(self._model)}
+        everyone = self._node.world.allgather(mine)
         line: Line = {
             "step": step,
             "epoch": step / self._steps_per_epoch,
             "effective_batch": self._node.size * self._args.batch_size,
-            **aggregate(self._node.world.allgather(mine)),
+            **aggregate(everyone),
+            "slowest_rank": slowest_rank(everyone),
         }
         if test:
             line.update(self._test())
@@ -96,18 +98,19 @@ class Report:
     def finish(self) -> None:
         """Collective: test every node's own model, write the summary and draw the plots."""
         own = evaluate.score(self._model, self._dataset.test_x, self._dataset.test_y, self._forward)
-        everyone = self._node.world.allgather((self._meter.result(self._steps_per_epoch), own.accuracy))
+        mine = {**self._meter.result(self._steps_per_epoch), "test_accuracy_local": own.accuracy}
+        everyone = self._node.world.allgather(mine)
         if not self._writes:
             return
-        results, accuracies = zip(*everyone, strict=True)
-        last = read_metrics(self._folder.path)[-1]
-        summary = self._summary(aggregate(results), self._total) | {
+        measured, last = aggregate(everyone), read_metrics(self._folder.path)[-1]
+        summary = self._summary(measured, self._total) | {
             "test_accuracy": last["test_accuracy"],
             "test_loss": last["test_loss"],
-            "test_accuracy_local_mean": statistics.fmean(accuracies),
-            "test_accuracy_local_min": min(accuracies),
-            "test_accuracy_local_max": max(accuracies),
+            "test_accuracy_local_mean": measured["test_accuracy_local"],
+            "test_accuracy_local_min": measured["test_accuracy_local_min"],
+            "test_accuracy_local_max": measured["test_accuracy_local_max"],
             "consensus_distance": last["consensus_distance"],
+            "slowest_rank": slowest_rank(everyone),
         }
         self._folder.write_json("summary.json", summary)
         self._progress.say("\n" + describe(summary))
@@ -159,9 +162,8 @@ class Report:
             "bytes_sent_per_step": measured["bytes_sent_per_step"],
             "messages_sent_per_step": measured["messages_sent_per_step"],
             "allreduce_bytes_per_step": node.allreduce_bytes,
-            **{f"{part}_ms": measured[f"{part}_ms"] for part in ("step", "compute", "encode", "decode", "mix")},
-            "exposed_wait_ms": measured["exposed_wait_ms"],
-            "slowest_rank": measured["slowest_rank"],
+            **{name: measured[name] for name in PER_STEP if name != "loss"},
+            "slowest_rank": None,
             "compression_error": measured["compression_error"],
             "diverged": False,
             "seed": args.seed,
@@ -179,6 +181,4 @@ def command() -> str:
 
 def _plain(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """On the CPU and in the usual layout, each tensor with storage of its own: a file for anybody."""
-    return {
-        name: torch.empty(value.shape, dtype=value.dtype).copy_(value.detach()) for name, value in state.items()
-    }
+    return {name: torch.empty(x.shape, dtype=x.dtype).copy_(x.detach()) for name, x in state.items()}

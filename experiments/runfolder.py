@@ -44,7 +44,7 @@ class RunFolder:
         return self.path / "checkpoint"
 
     def check(self, resume: bool, overwrite: bool) -> None:
-        """Raise `UsageError` where a run must not write: before anything else is done, and changing nothing."""
+        """Raise `UsageError` where a run must not write. Changes nothing; to be called first."""
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f"--out {self.path} is a file; name a folder that does not exist yet")
         if self.path.is_dir() and any(self.path.iterdir()) and not resume:

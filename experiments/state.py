@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-
 from gossip import checkpoint
 from gossip.session import Session
 
@@ -18,16 +16,10 @@ class Stateful(Protocol):
 
 
 class RunState:
-    """One rank's state: `parts` by name, the session, the global random streams and those of `generators`."""
+    """One rank's state: `parts` by name, the session, and the global random streams."""
 
-    def __init__(
-        self,
-        folder: Path,
-        node: Session,
-        parts: Mapping[str, Stateful],
-        generators: Mapping[str, torch.Generator],
-    ) -> None:
-        self._folder, self._node, self._parts, self._generators = folder, node, parts, generators
+    def __init__(self, folder: Path, node: Session, parts: Mapping[str, Stateful]) -> None:
+        self._folder, self._node, self._parts = folder, node, parts
         self._about = {
             "algorithm": str(node.algorithm),
             "topology": node.topology.name,
@@ -38,7 +30,6 @@ class RunState:
         """Collective: write a checkpoint of `step`."""
         state = {name: part.state_dict() for name, part in self._parts.items()}
         state["node"] = self._node.state_dict()
-        state["generators"] = {name: g.get_state() for name, g in self._generators.items()}
         state["random"] = checkpoint.rng_state(self._node.device)
         checkpoint.save(self._folder, step, self._node.world, state, self._about)
 
@@ -55,7 +46,5 @@ class RunState:
         for name, part in self._parts.items():
             part.load_state_dict(state[name])
         self._node.load_state_dict(state["node"])
-        for name, generator in self._generators.items():
-            generator.set_state(state["generators"][name])
         checkpoint.set_rng_state(state["random"], self._node.device)
         return step

@@ -1,7 +1,7 @@
 """The main job: train a model on nodes that gossip, and say how well it does and at what cost.
 
     mpirun -n 8 python -m experiments.train --algorithm dcd --compressor qsgd:bits=8 --out runs/x
-    python -m experiments.train --nodes 8 ...         # the same on virtual nodes, without MPI
+    python -m experiments.train --nodes 8 …         # the same on virtual nodes, without MPI
 
 `train` is one node's whole run, and an ordinary torch loop.
 """
@@ -9,15 +9,15 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 from collections.abc import Sequence
 
-import torch.nn.functional as F
+from torch.nn.functional import cross_entropy
 
 import gossip
 from experiments import config, data, recipe
 from experiments.agree import EXIT_CODE_STOPPED, Agreement, StopSignal
-from experiments.data.batches import Batches
 from experiments.meter import Meter
 from experiments.report import Report
 from experiments.runfolder import RunFolder
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def run(argv: Sequence[str] | None = None) -> int:
-    """Train as the command line `argv` says: this process's node, or all virtual ones. Returns the exit code."""
+    """Train as `argv` says: this process's node, or all virtual ones. Returns the exit code."""
     args = config.resolve(config.parse(argv), gossip.world())
     with StopSignal() as stop_signal:
         if args.nodes == gossip.world().size:
@@ -46,47 +46,50 @@ def train(args: argparse.Namespace, stop_signal: StopSignal) -> int:
     folder = RunFolder(args.out)
     folder.check(args.resume, args.overwrite)
     dataset = data.load(args.dataset, args.data_dir, world)
-    batches = Batches(dataset, args.partition, args.batch_size, args.seed, world)
-    total = min(math.ceil(args.epochs * len(batches)), args.steps or math.inf)
 
-    model = recipe.build_model(args, dataset.classes)
+    model = recipe.build_model(args, len(dataset.classes))
     optimizer = recipe.build_optimizer(args, model)
-    scheduler = recipe.build_scheduler(args, optimizer, len(batches))
     node = gossip.join(model, optimizer, **gossip.join_options(args))
+    batches = recipe.build_batches(args, dataset, node)
+    scheduler = recipe.build_scheduler(args, optimizer, len(batches))
+    precision = recipe.precision(args, node.device)
+    recipe.seed_streams(args.seed, node.rank)
 
-    inputs = recipe.Inputs(args, dataset, model, node.device)
-    augmentation = recipe.seed_streams(args.seed, node.rank)
     meter = Meter(node.stats)
-    state = RunState(
-        folder.checkpoints,
-        node,
-        {"model": model, "optimizer": optimizer, "scheduler": scheduler, "batches": batches, "meter": meter},
-        {"augmentation": augmentation},
-    )
+    parts = {
+        "model": model,
+        "optimizer": optimizer,
+        "scheduler": scheduler,
+        "batches": batches,
+        "meter": meter,
+    }
+    state = RunState(folder.checkpoints, node, parts)
     done = state.load() if args.resume else 0
-    report = Report(args, folder, node, model, dataset, inputs.forward, meter, len(batches), done, total)
+    total = min(math.ceil(args.epochs * len(batches)), args.steps or math.inf)
+    forward = recipe.forward_pass(args, dataset, node.device)
+    report = Report(args, folder, node, model, dataset, forward, meter, len(batches), done, total)
     if done >= total and folder.summary() is not None:
-        report.say(f"the run in {folder.path} is finished: {done} steps. More --epochs or --steps continue it.")
+        report.say(f"the run in {folder.path} is finished: {done} steps. Raise --epochs or --steps to go on.")
         return 0
     report.begin()
     agreement = Agreement(world, stop_signal, args.timeout, getattr(node.algorithm, "every", 1))
+    stream = itertools.chain.from_iterable(itertools.repeat(batches))  # epoch after epoch
     stopped = False
 
     try:
         for step in range(done + 1, total + 1):
             with meter.step():
-                x, y = next(batches)
-                x, y = inputs.augmented(x, augmentation), y.to(node.device)
+                x, y = next(stream)
                 optimizer.zero_grad()
-                with inputs.precision():
-                    loss = F.cross_entropy(model(x), y)
+                with precision:
+                    loss = cross_entropy(model(x), y)
                 loss.backward()
                 agreement.check_loss(loss.item(), step)
                 meter.record(loss.item(), scheduler.get_last_lr()[0])
                 optimizer.step()
                 scheduler.step()
-            report.step(step)
 
+            report.step(step)
             stopped = agreement.stops_after(step)
             last = step == total
             tests = last or config.due(step, args.eval_every * len(batches))
@@ -105,7 +108,7 @@ def train(args: argparse.Namespace, stop_signal: StopSignal) -> int:
         raise
     node.finish()
     if stopped:
-        report.say(f"asked to stop: checkpoint of step {step} written; --resume --out {folder.path} continues")
+        report.say(f"stopped as asked, after step {step}; --resume --out {folder.path} continues the run")
         return EXIT_CODE_STOPPED
     return 0
 

@@ -2,11 +2,11 @@
 
 Layout of a checkpoint folder::
 
-    step-000123/rank0.pt ... rank7.pt    each rank's state, written under another name and renamed when on disk
-    step-000123/complete                 written last, by rank 0; without it the step does not exist
+    step-000123/rank0.pt … rank7.pt    each rank's state, written under another name and renamed when on disk
+    step-000123/complete               written last, by rank 0; without it the step does not exist
 
-Files are read with ``torch.load(weights_only=True)``: tensors, numbers, strings and plain containers only, so a
-checkpoint from elsewhere cannot run code.
+Files are read with ``torch.load(weights_only=True)``: tensors, numbers, strings and plain containers only, so
+a checkpoint from elsewhere cannot run code.
 """
 
 from __future__ import annotations
@@ -33,7 +33,11 @@ KEEP = 2
 
 
 def save(
-    folder: Path, step: int, world: Transport, state: Mapping[str, Any], about: Mapping[str, Any] | None = None
+    folder: Path,
+    step: int,
+    world: Transport,
+    state: Mapping[str, Any],
+    about: Mapping[str, Any] | None = None,
 ) -> Path:
     """Collective: write this rank's `state` as part of the checkpoint of `step`, and drop the older ones.
 
@@ -73,7 +77,7 @@ def load(
     """Collective: step and this rank's state of the newest complete checkpoint; None if there is none.
 
     Raises:
-        CheckpointError: it was written by another number of ranks, by a run whose `about` differs, or is damaged.
+        CheckpointError: it is damaged, or from another number of ranks or a run whose `about` differs.
     """
     newest = latest(folder) if world.rank == 0 else None
     name = world.allgather(newest and newest.name)[0]
@@ -130,7 +134,8 @@ def _steps(folder: Path) -> list[Path]:
 
 
 def _complete(folder: Path, up_to: int | None = None) -> list[Path]:
-    return [p for p in _steps(folder) if (p / "complete").exists() and (up_to is None or _step_of(p) <= up_to)]
+    complete = (p for p in _steps(folder) if (p / "complete").exists())
+    return [p for p in complete if up_to is None or _step_of(p) <= up_to]
 
 
 def _drop_all_but(keep: list[str], folder: Path, world: Transport) -> None:

@@ -15,10 +15,10 @@ from typing import Any, NoReturn
 from gossip import transport
 from gossip.errors import GossipError, UsageError
 from gossip.spec import nearest
-from gossip.transport.environment import env_rank
+from gossip.transport.environment import env_rank, launched
 
 PATIENCE = 5.0
-"""Seconds in which rank 0, if it has the same error, ends the job before another rank reports its own."""
+"""Seconds that rank 0, if it has the same error, has to report it and end the job."""
 
 
 def run(main: Callable[[], int | None]) -> NoReturn:
@@ -29,7 +29,7 @@ def run(main: Callable[[], int | None]) -> NoReturn:
     try:
         code = main()
     except GossipError as error:
-        _end_job(f"error: {error}", error.exit_code)
+        _end_job(error)
     sys.exit(code)
 
 
@@ -43,8 +43,7 @@ class ArgumentParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         near = self._meant(message)
         hint = f"\nDid you mean {near}?" if near else ""
-        message = f"{self.prog}: error: {message}{hint}\nAll options: {self.prog} --help"
-        _end_job(message, UsageError.exit_code)
+        _end_job(UsageError(f"{self.prog}: {message}{hint}\nAll options: {self.prog} --help"))
 
     def _meant(self, message: str) -> str:
         """The flag or value that was probably meant, from argparse's own message; ``""`` if none is near."""
@@ -61,18 +60,16 @@ class ArgumentParser(argparse.ArgumentParser):
             super()._print_message(message, file)
 
 
-def _end_job(message: str, code: int) -> NoReturn:
-    """Print `message` on one rank and end all of them.
+def _end_job(error: GossipError) -> NoReturn:
+    """Report `error` on one rank and end all of them.
 
     Mostly all ranks come here with the same error. Then rank 0 reports it and the others are ended while they
     wait; one that is still alive afterwards was alone with its error.
     """
-    if env_rank() != 0:
+    if launched() and transport._world is not None:
+        raise error  # MPI runs: the transport's excepthook reports it, and ends ranks that wait for this one
+    rank = env_rank()
+    if rank != 0:
         time.sleep(PATIENCE)
-        message = f"rank {env_rank()}: {message}"
-    sys.stdout.flush()
-    print(message, file=sys.stderr, flush=True)
-    node = transport._world
-    if node is not None and node.size > 1:
-        node.abort(code)  # an ordinary exit would wait in MPI for the others
-    sys.exit(code)
+    print(f"rank {rank}: {error}" if rank else error, file=sys.stderr, flush=True)
+    sys.exit(error.exit_code)

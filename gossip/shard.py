@@ -35,7 +35,7 @@ def seed_for(purpose: str, seed: int, *key: int) -> int:
 
 
 class Cursor:
-    """Where an iterable of epochs stands. Every `begin` starts an epoch; after `load`, the first one resumes it.
+    """Where an iterable of epochs stands. `begin` starts an epoch, or goes on with one that was loaded.
 
     An epoch left early (``break``) counts as begun: the next `begin` starts the one after it.
     """
@@ -80,8 +80,8 @@ def check_split(n_samples: int, size: int, batch_size: int, seed: int) -> None:
 def steps_per_epoch(counts: Sequence[int], batch_size: int) -> int:
     """Batches per epoch, the same on every rank, for ranks that hold `counts` samples (each at least 1).
 
-    As many as the fullest rank needs for batches of at most `batch_size`, unless a rank has fewer samples than
-    that and one of its batches would be empty.
+    As many as the fullest rank needs for batches of at most `batch_size`, unless a rank has fewer samples
+    than that and one of its batches would be empty.
     """
     return min(-(-max(counts) // batch_size), min(counts))
 
@@ -100,8 +100,8 @@ def cut(indices: np.ndarray, steps: int, batch_size: int) -> list[np.ndarray]:
 class ShardSampler(Sampler[list[int]]):
     """Batch sampler of one rank: each ``iter()`` is one epoch of lists of indices.
 
-    In every epoch the ranks' indices are disjoint and cover ``range(length)``; every rank gets the same number
-    of batches. With `shuffle` all indices are dealt anew in each epoch, by (`seed`, epoch).
+    In every epoch the ranks' indices are disjoint and cover ``range(length)``; every rank gets the same
+    number of batches. With `shuffle` all indices are dealt anew in each epoch, by (`seed`, epoch).
 
     Args:
         length: samples in the data set.
@@ -141,7 +141,7 @@ class ShardSampler(Sampler[list[int]]):
         self._cursor.end()
 
     def state_dict(self) -> Position:
-        """Epoch and batches handed out; with a `DataLoader` that prefetches, `Shard.state_dict` is the one to keep."""
+        """Epoch and batches handed out; a `DataLoader` that prefetches is ahead of its loop (see `Shard`)."""
         return self._cursor.state_dict()
 
     def load_state_dict(self, state: Position) -> None:
@@ -157,8 +157,8 @@ class Shard:
         batch_size, rank, size, shuffle, seed: see `ShardSampler`.
         num_workers, loader_options: passed to `torch.utils.data.DataLoader`.
 
-    `state_dict` counts the batches that the loop has received, not those that workers have prefetched, so a run
-    resumed inside an epoch goes on with the next batch.
+    `state_dict` counts the batches that the loop has received, not those that workers have prefetched, so a
+    run resumed inside an epoch goes on with the next batch.
 
     Raises:
         UsageError: a data set without a length, or one that `ShardSampler` refuses.
@@ -183,8 +183,8 @@ class Shard:
                 "give each rank its own loader over the samples meant for it"
             ) from None
         self.sampler = ShardSampler(length, rank, size, batch_size, shuffle, seed)
-        # Its own generator: the loader draws the workers' seeds once per iter(), and from the global generator that
-        # would shift the random numbers of a run resumed inside an epoch.
+        # Its own generator: the loader draws the workers' seeds once per iter(). From the global generator,
+        # that would shift the random numbers of a run resumed inside an epoch.
         self._generator = torch.Generator()
         options = {"num_workers": num_workers, "generator": self._generator, **loader_options}
         self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=self.sampler, **options)

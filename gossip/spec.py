@@ -5,8 +5,8 @@
     topk:0.01,values=qsgd:bits=4        a codec inside a codec …
     topk:0.01,values=(qsgd:bits=4,block=64)   … in parentheses when it has commas of its own
 
-The annotations of the classes and functions behind the names say what each value must be. Objects work wherever a
-spec does.
+The annotations of the classes and functions behind the names say what each value must be. Objects work
+wherever a spec does.
 """
 
 from __future__ import annotations
@@ -148,8 +148,8 @@ GRAPHS = Kind("topology", "topologies", "--topology", FAMILIES)
 def parse(text: str, kind: Kind | None = None) -> tuple[str, dict[str, str]]:
     """Split ``name:key=value,…`` into the name and the values, still text, by key (`FIRST` for one without).
 
-    Commas inside parentheses or brackets do not split; parentheses around a whole value are taken off. `kind` is
-    only for the message.
+    Commas inside parentheses or brackets do not split; parentheses around a whole value are taken off.
+    `kind` is only for the message.
 
     Raises:
         UsageError: no name, unbalanced parentheses, an empty or repeated key, a later value without a key.
@@ -267,6 +267,10 @@ def type_words(hint: Any) -> str:
 
 def as_typed(value: Any) -> str:
     """A default as one would type it."""
+    if isinstance(value, tuple):
+        return "x".join(map(str, value))
+    if isinstance(value, Compressor) and ":" in str(value):
+        return f"({value})"
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 

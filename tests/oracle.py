@@ -1,9 +1,10 @@
-"""Every method as a dense float64 matrix simulation, written from the papers and not from the production code.
+"""Every method as a dense float64 matrix simulation, written from the papers, not from the production code.
 
 Row i of X [n, d] is node i's parameters. Each method is a generator of X after rounds t = 1, 2, …:
 
     W(t) -> [n, n]: the mixing matrix of round t
-    u(X, average=False) -> [n, d]: the local optimizers' steps from X (`MomentumSGD`); `average` uses the mean gradient
+    u(X, average=False) -> [n, d]: the local optimizers' steps from X (`MomentumSGD`), `average` makes them
+        follow the mean gradient
     C(V, t) -> [n, d]: what the receivers decode of the n messages V of round t
 """
 
@@ -22,7 +23,7 @@ Mixing = Callable[[int], Array]
 
 
 class MomentumSGD:
-    """torch.optim.SGD on n nodes: `every` local steps from X; grad(X, k) -> [n, d] in the k-th step, from 0."""
+    """torch.optim.SGD on n nodes: `every` local steps from X, by grad(X, k) -> [n, d] in step k = 0, 1, …"""
 
     def __init__(
         self, grad: Callable[[Array, int], Array], lr: float, momentum: float, decay: float, every: int = 1

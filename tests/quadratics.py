@@ -1,7 +1,7 @@
-"""The problem on which methods are compared with the oracle: quadratics, another one on every node and in every step.
+"""The problem on which methods are compared with the oracle: quadratics that differ by node and by step.
 
-Node i's loss in step k is ½ Σ a_i x² − b_i(k)·x on x [D], cut into two parameters. All vectors here are in the order of
-the flat model: the later parameter first.
+Node i's loss in step k is ½ Σ a_i x² − b_i(k)·x on x [D], cut into two parameters. Vectors are in the flat
+model's order: the later parameter first.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ class Recorder(Compressor):
 
     def encode(self, x: Tensor, key: int) -> Tensor:
         payload = self.inner.encode(x, key)
-        self.log[key] = x.clone(), self.inner.decode(payload, x.numel())
+        if x.numel() == D:  # a message, and not a measurement of the codec
+            self.log[key] = x.clone(), self.inner.decode(payload, D)
         return payload
 
     def decode(self, payload: Tensor, n: int) -> Tensor:
@@ -81,41 +82,48 @@ class Recorder(Compressor):
     def decode_add(self, payload: Tensor, out: Tensor, alpha: float = 1) -> None:
         self.inner.decode_add(payload, out, alpha)
 
+    def for_segments(self, sizes: Sequence[int]) -> Recorder:
+        return Recorder(self.inner.for_segments(sizes), self.log)
+
     def contraction_gamma(self) -> float:
         return self.inner.contraction_gamma()
 
     def __str__(self) -> str:
         return str(self.inner)
 
-    def recorded(self, n: int, scale: float = 1.0) -> oracle.Codec:
-        """For the oracle: `scale` times what production decoded, once its input agrees with the oracle's."""
 
-        def C(V: oracle.Array, t: int) -> oracle.Array:
-            v, c = zip(*(self.log[message_key(0, i, t, 0, 0)] for i in range(n)), strict=True)
-            assert_close(np.stack(v), V)
-            return scale * np.stack(c).astype(np.float64)
-
-        return C
-
-
-def assert_close(x: Any, expected: Any, tolerance: float = 1e-5) -> None:
-    """max |x − expected| ≤ tolerance · max |expected|."""
+def assert_close(x: Any, expected: Any, tolerance: float = 1e-5, scale: float = 0.0) -> None:
+    """max |x − expected| ≤ tolerance · max |expected|, or of `scale` if that is larger."""
     error = np.abs(np.asarray(x, dtype=np.float64) - expected).max()
-    assert error <= tolerance * np.abs(expected).max(), error
+    assert error <= tolerance * max(scale, np.abs(expected).max()), error
 
 
 @dataclass(frozen=True)
 class Run:
-    """X [steps + 1, n, D] at the start and after every step; by rank what `watch` gave, and the session's statistics."""
+    """X [steps + 1, n, D] at the start and after every step; by rank: what `watch` gave, statistics."""
 
     X: NDArray[np.float32]
     watched: list[list[Any]]
     stats: list[dict[str, Any]]
-    codec: Recorder
+    log: dict[int, tuple[Tensor, Tensor]]
 
     @property
     def last(self) -> NDArray[np.float32]:
         return self.X[-1]
+
+    def recorded(self, scale: float = 1.0) -> oracle.Codec:
+        """For the oracle: `scale` times what production decoded, once the input of that agrees with V.
+
+        A message that is a difference of parameters carries their rounding, so x sets the tolerance.
+        """
+        size = float(np.abs(self.X).max())
+
+        def C(V: oracle.Array, t: int) -> oracle.Array:
+            v, c = zip(*(self.log[message_key(0, i, t, 0, 0)] for i in range(len(V))), strict=True)
+            assert_close(np.stack(v), V, scale=size)
+            return scale * np.stack(c).astype(np.float64)
+
+        return C
 
 
 def loop(
@@ -131,7 +139,9 @@ def loop(
     return xs
 
 
-def start(lr: float = LR, momentum: float = MOMENTUM, decay: float = DECAY) -> tuple[Quadratic, torch.optim.SGD]:
+def start(
+    lr: float = LR, momentum: float = MOMENTUM, decay: float = DECAY
+) -> tuple[Quadratic, torch.optim.SGD]:
     """A model, different on every rank, and its optimizer."""
     torch.manual_seed(gossip.world().rank)
     model = Quadratic()
@@ -163,12 +173,10 @@ def simulate(
 
     xs, watched, stats = zip(*gossip.launch(node, n), strict=True)
     X = np.stack([torch.stack(x).numpy() for x in xs], axis=1)
-    return Run(X, list(watched), list(stats), recorder)
+    return Run(X, list(watched), list(stats), recorder.log)
 
 
 def updates(n: int, every: int = 1) -> oracle.MomentumSGD:
     """The oracle's optimizer on this problem."""
     a = curvature(n).double().numpy()
-    return oracle.MomentumSGD(
-        lambda X, k: a * X - slope(n, k).double().numpy(), LR, MOMENTUM, DECAY, every
-    )
+    return oracle.MomentumSGD(lambda X, k: a * X - slope(n, k).double().numpy(), LR, MOMENTUM, DECAY, every)

@@ -10,7 +10,7 @@ PAD = 4
 
 
 def augment(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Crop each image at a random place after padding it by 4 black pixels, and mirror every second one or so.
+    """Crop each image at a random place after padding it by 4 black pixels, and mirror half of them.
 
     Args:
         x: uint8 [b, c, h, w], on any device.
@@ -29,6 +29,6 @@ def augment(x: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def normalize(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """``(x / 255 - mean) / std`` per channel, as float32. `x` is uint8 [b, c, h, w]; `mean`, `std` float32 [c]."""
+    """``(x / 255 - mean) / std``, float32, of uint8 [b, c, h, w]; `mean` and `std` are float32 [c]."""
     shape = (1, -1, 1, 1)
     return x.float().div_(255).sub_(mean.to(x.device).view(shape)).div_(std.to(x.device).view(shape))

@@ -1,18 +1,16 @@
 """Residual networks for 32x32 images (He et al. 2015, arXiv 1512.03385, section 4.2 and table 6).
 
-A 3x3 convolution, three stages of n blocks with 16, 32 and 64 channels at 32x32, 16x16 and 8x8, global average
-pooling and a linear layer: 6n + 2 weighted layers, n = 3 for ResNet-20.
+A 3x3 convolution, three stages of n blocks with 16, 32 and 64 channels at 32x32, 16x16 and 8x8, global
+average pooling and a linear layer: 6n + 2 weighted layers, n = 3 for ResNet-20.
 """
 
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-from gossip.errors import UsageError
 
 Shortcut = Literal["A", "B"]
 
@@ -61,16 +59,14 @@ class ResNet(nn.Module):
 
     Args:
         depth: 6n + 2.
-        shortcut: where a stage begins, ``B`` projects and ``A`` pads with zeros. The paper's CIFAR results and
-            its 0.27 M parameters are A's (269,722 for depth 20); B has 272,474.
+        shortcut: where a stage begins, ``B`` projects and ``A`` pads with zeros. The paper's CIFAR networks
+            are A's, 269,722 parameters at depth 20; B has 272,474.
     """
 
     def __init__(self, depth: int, num_classes: int = 10, shortcut: Shortcut = "B") -> None:
         super().__init__()
         if depth < 8 or depth % 6 != 2:
-            raise UsageError(f"a ResNet for CIFAR of depth {depth}: the depth is 6n + 2, such as 20, 32, 56 or 110")
-        if shortcut not in get_args(Shortcut):
-            raise UsageError(f"shortcut={shortcut}: use A (zero padding) or B (1x1 convolution)")
+            raise ValueError(f"depth {depth}: it must be 6n + 2, such as 20, 32, 56 or 110")
         self.conv = nn.Conv2d(3, 16, 3, padding=1, bias=False)
         self.bn = nn.BatchNorm2d(16)
         widths = [16] + [width for width in (16, 32, 64) for _ in range((depth - 2) // 6)]

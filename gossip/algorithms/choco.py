@@ -14,7 +14,8 @@ Law: the mean of x over the nodes moves by the mean of u, whatever C loses.
 
 Differences with the paper: u may be any optimizer's step, and `every` of them are taken between exchanges;
 γ defaults to the codec's own value; ω is measured, not the worst case. (The form of arXiv 1902.00340, Alg. 2,
-compresses after the gradient step instead; this one hides its messages behind the gradient.) With one node it is plain SGD, bit for bit.
+compresses after the gradient step instead; this one hides its messages behind the gradient.)
+With one node it is plain SGD, bit for bit.
 """
 
 from __future__ import annotations

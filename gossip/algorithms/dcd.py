@@ -1,5 +1,5 @@
-"""DCD-PSGD, difference compression (Tang et al. 2018, "Communication Compression for Decentralized Training",
-arXiv 1803.06443, Alg. 1).
+"""DCD-PSGD, difference compression (Tang et al. 2018, "Communication Compression for Decentralized
+Training", arXiv 1803.06443, Alg. 1).
 
 On node i, with a replica x̂_j of every neighbour's x_j, all started equal:
 

@@ -13,7 +13,8 @@ C(v), after the optimizer, so the exchange is not hidden.
 Law: the mean of x over the nodes moves by the mean of u, whatever C loses (W doubly stochastic).
 
 Differences with the paper: u may be any optimizer's step, and `every` of them are taken between exchanges;
-γ defaults to the codec's own value; ω is measured, not the worst case. With one node it is plain SGD, bit for bit.
+γ defaults to the codec's own value; ω is measured, not the worst case.
+With one node it is plain SGD, bit for bit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""D-PSGD (Lian et al. 2017, "Can Decentralized Algorithms Outperform Centralized Algorithms?", arXiv 1705.09056, Alg. 1).
+"""D-PSGD (Lian et al. 2017, "Can Decentralized Algorithms Outperform Centralized Algorithms? A Case
+Study for Decentralized Parallel Stochastic Gradient Descent", arXiv 1705.09056, Alg. 1).
 
 On node i, with u_i the local optimizer's step taken at x_i:
 

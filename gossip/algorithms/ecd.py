@@ -1,5 +1,5 @@
-"""ECD-PSGD, extrapolation compression (Tang et al. 2018, "Communication Compression for Decentralized Training",
-arXiv 1803.06443, Alg. 2).
+"""ECD-PSGD, extrapolation compression (Tang et al. 2018, "Communication Compression for Decentralized
+Training", arXiv 1803.06443, Alg. 2).
 
 On node i, with an estimate x̃_j of every neighbour's x_j and of its own x_i, all started at the common x;
 round t = 1, 2, …:

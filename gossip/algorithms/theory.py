@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from compressors import Compressor, relative_error
-from topologies import Topology
+from topologies import MixingMatrix
 
-SMALL_NOISE = 0.05  # omega up to which an unbiased codec contracts well enough as it is (4-bit max-norm: .034)
+SMALL_NOISE = 0.05  # omega up to which an unbiased codec is used as it is (4-bit max-norm: .034)
 SMALL_DELTA = 0.5
 MARGIN = 2.0  # DCD's bound is sufficient, not necessary: warn only well above it
 LONG_RUN = 100_000  # rounds
@@ -25,14 +25,15 @@ def alpha(compressor: Compressor) -> float:
 
 
 def scale(compressor: Compressor) -> float:
-    """What error-feedback methods multiply C by: 1/(1 + omega) for an unbiased codec with large omega, else 1.
+    """What error-feedback methods multiply C by: 1/(1 + omega) if C is unbiased and omega large, else 1.
 
-    An unbiased C with omega ≥ 1 is no contraction; C/(1 + omega) is one, with delta = 1/(1 + omega). The measured
-    omega is taken: worst-case bounds are so large that hardly anything would mix.
+    An unbiased C with omega ≥ 1 is no contraction; C/(1 + omega) is one, with delta = 1/(1 + omega). The
+    measured omega is taken: worst-case bounds are so large that hardly anything would mix. Three digits, so
+    that hosts that round differently agree.
     """
     omega = alpha(compressor) ** 2
     large = compressor.unbiased and compressor.relative_noise and omega > SMALL_NOISE
-    return 1 / (1 + omega) if large else 1.0
+    return float(f"{1 / (1 + omega):.3g}") if large else 1.0
 
 
 def delta(compressor: Compressor) -> float:
@@ -56,8 +57,8 @@ def check_gamma(gamma: float | None) -> None:
 def gamma_warnings(method: str, gamma: float | None, compressor: Compressor) -> Iterator[str]:
     """CHOCO and DeepSqueeze diverge when the consensus step is large for what the codec lets through.
 
-    Seen on a ring of 8: top-1 % (delta = .09) diverges from gamma = .3 on, top-10 % (.44) from .5, random 10 %
-    (.10) from .2; sign (.64) and 3 bits and more converge with any gamma.
+    Seen with CHOCO's consensus on a ring of 8: top-1 % (delta = .09) diverges from gamma = .3 on, top-10 %
+    (.44) from .5, random 10 % (.10) from .2; sign (.64) and 3 bits and more converge with any gamma.
     """
     if gamma is not None and (d := delta(compressor)) < SMALL_DELTA and gamma > d:
         yield (
@@ -66,19 +67,19 @@ def gamma_warnings(method: str, gamma: float | None, compressor: Compressor) -> 
         )
 
 
-def dcd_threshold(topology: Topology) -> float:
-    """(1 − rho)/(2 mu): DCD converges if alpha is below (Tang et al. 2018, Theorem 1); inf for one node."""
+def dcd_threshold(topology: MixingMatrix) -> float:
+    """(1 − rho)/(2 mu): DCD converges if alpha is below (Tang et al. 2018); inf for one node."""
     return topology.spectral_gap / (2 * topology.mu) if topology.size > 1 else math.inf
 
 
-def dcd_warnings(topology: Topology, compressor: Compressor) -> Iterator[str]:
+def dcd_warnings(topology: MixingMatrix, compressor: Compressor) -> Iterator[str]:
     """DCD wants alpha below `dcd_threshold`; codecs far above it are named, biased or not."""
     a, bound = alpha(compressor), dcd_threshold(topology)
     if a > MARGIN * bound:
         bias = "" if compressor.unbiased else " and is biased"
         yield (
-            f"dcd: {compressor} loses {a:.3g} of a message{bias}; theory asks for an unbiased codec and at most "
-            f"{bound:.3g} on {topology.name} with {topology.size} nodes (sufficient, not necessary). "
+            f"dcd: {compressor} loses {a:.3g} of a message{bias}; theory asks for an unbiased one that loses "
+            f"at most {bound:.3g} on {topology.name} with {topology.size} nodes (sufficient, not necessary). "
             "Take a finer codec, or choco."
         )
 

@@ -1,7 +1,6 @@
 import multiprocessing
 from itertools import islice
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -10,6 +9,11 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from gossip.errors import UsageError
 from gossip.shard import Shard, ShardSampler, seed_for
+
+
+def flat(epochs):
+    """The indices of all ranks' batches, sorted."""
+    return sorted(i for batches in epochs for batch in batches for i in batch)
 
 
 def samplers(length, size, batch_size, **options):
@@ -27,8 +31,7 @@ def test_disjoint_complete_and_in_step(size_and_length, batch_size, shuffle):
     assert len({len(batches) for batches in epochs}) == 1
     assert all(len(s) == len(epochs[0]) for s in samplers(length, size, batch_size))
     assert all(batch for batches in epochs for batch in batches)
-    seen = [i for batches in epochs for batch in batches for i in batch]
-    assert sorted(seen) == list(range(length))
+    assert flat(epochs) == list(range(length))
     # A batch grows beyond batch_size only where the alternative is an empty batch on another rank.
     largest = max(len(batch) for batches in epochs for batch in batches)
     assert largest <= batch_size + (batch_size == 1 and length % size != 0)
@@ -39,7 +42,7 @@ def test_three_ranks_share_ten_samples(batch_size):
     epochs = [list(s) for s in samplers(10, 3, batch_size)]
     assert [sum(map(len, batches)) for batches in epochs] == [4, 3, 3]
     assert len({len(batches) for batches in epochs}) == 1
-    assert sorted(sum((sum(batches, []) for batches in epochs), [])) == list(range(10))
+    assert flat(epochs) == list(range(10))
 
 
 def test_full_batches_then_the_rest_where_every_rank_has_one():
@@ -84,7 +87,11 @@ def test_an_epoch_left_early_is_not_continued_by_the_next_loop():
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
-    [((2, 0, 3, 1), "2 samples for 3 ranks"), ((8, 0, 2, 0), "batch size 0"), ((8, 0, 2, 1, True, -1), "seed -1")],
+    [
+        ((2, 0, 3, 1), "2 samples for 3 ranks"),
+        ((8, 0, 2, 0), "batch size 0"),
+        ((8, 0, 2, 1, True, -1), "seed -1"),
+    ],
 )
 def test_impossible_shards_are_refused(arguments, told):
     with pytest.raises(UsageError, match=told):
@@ -105,7 +112,7 @@ def test_shards_cover_the_data_set():
     shards = [Shard(DATA, 4, rank, 3) for rank in range(3)]
     epochs = [epoch_of(shard) for shard in shards]
     assert {len(shard) for shard in shards} == {len(batches) for batches in epochs}
-    assert sorted(sum((sum(batches, []) for batches in epochs), [])) == list(range(50))
+    assert flat(epochs) == list(range(50))
     assert epoch_of(shards[0]) != epochs[0]
 
 
@@ -155,7 +162,7 @@ def test_loader_options_are_passed_on():
 
 def test_the_sampler_works_in_a_plain_loader():
     loader = DataLoader(DATA, batch_sampler=ShardSampler(50, 0, 1, 7))
-    assert sorted(sum(epoch_of(loader), [])) == list(range(50))
+    assert flat([epoch_of(loader)]) == list(range(50))
 
 
 def test_data_sets_without_a_length_are_refused():
@@ -171,4 +178,4 @@ def test_seeds_differ_by_every_part_of_the_key():
     keys = [("a", 0, 0, 1), ("a", 0, 1, 0), ("a", 1, 0, 0), ("b", 0, 0, 0), ("a", 0, 0, 0)]
     assert len({seed_for(*key) for key in keys}) == len(keys)
     assert all(0 <= seed_for(*key) < 2**63 for key in keys)
-    assert np.random.default_rng(seed_for("a", 1)).random() == np.random.default_rng(seed_for("a", 1)).random()
+    assert seed_for("a", 1) == seed_for("a", 1)

@@ -1,0 +1,155 @@
+"""CIFAR-10 (Krizhevsky 2009): 50,000 training and 10,000 test images, from the archive or its folder."""
+
+from __future__ import annotations
+
+import pickle
+import tarfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+
+from experiments.data import safe_pickle
+from experiments.data.dataset import Dataset
+from experiments.data.download import DownloadError, download
+from gossip.errors import UsageError
+
+URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
+MD5 = "c58f30108f718f92721af3b95e74349a"
+ARCHIVE = "cifar-10-python.tar.gz"
+FOLDER = "cifar-10-batches-py"
+TRAIN = tuple(f"data_batch_{i}" for i in range(1, 6))
+TEST = "test_batch"
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+MEAN = (0.4914, 0.4822, 0.4465)
+STD = (0.2470, 0.2435, 0.2616)
+
+
+@dataclass(frozen=True)
+class CIFAR10:
+    """Photographs of ten kinds of animals and vehicles; downloaded (170 MB) when absent."""
+
+    def prepare(self, data_dir: str) -> None:
+        """Download the archive into `data_dir` unless the data is there, and unpack it."""
+        source = find(data_dir)
+        if source is None:
+            source = _downloaded(Path(data_dir).expanduser())
+        if source.is_file():
+            _unpack(source)
+
+    def load(self, data_dir: str) -> Dataset:
+        """Read the batches: the folder if it is complete, else the archive."""
+        source = find(data_dir)
+        if source is None:
+            raise UsageError(
+                f"CIFAR-10 is not in {Path(data_dir).expanduser().resolve()} on this host; "
+                "hosts that share no file system need the data each (--data-dir)"
+            )
+        x = y = None
+        missing = {*TRAIN, TEST}
+        for name, data in _files(source):
+            images, labels = _batch(data, f"{name} in {source}", source)
+            missing.remove(name)
+            if name == TEST:
+                test_x, test_y = images.copy(), labels
+                continue
+            if x is None or y is None:  # all training batches are equally large: no second copy is needed
+                x = np.empty((len(TRAIN), *images.shape), np.uint8)
+                y = np.empty((len(TRAIN), len(labels)), np.int64)
+            if images.shape != x.shape[1:]:
+                problem = f"it has {len(images)} images, other batches {x.shape[1]}"
+                raise _damaged(f"{name} in {source}", problem, source)
+            x[TRAIN.index(name)] = images
+            y[TRAIN.index(name)] = labels
+        if missing or x is None or y is None:
+            raise _damaged(str(source), f"it lacks {', '.join(sorted(missing))}", source)
+        arrays = (x.reshape(-1, 3, 32, 32), y.reshape(-1), test_x, test_y)
+        return Dataset(*map(torch.from_numpy, arrays), torch.tensor(MEAN), torch.tensor(STD), CLASSES)
+
+
+def find(data_dir: str) -> Path | None:
+    """The complete folder of batches, else the archive: in `data_dir`, or `data_dir` itself, or None."""
+    root = Path(data_dir).expanduser()
+    for folder in (root / FOLDER, root):
+        if all((folder / name).is_file() for name in (*TRAIN, TEST)):
+            return folder
+    return next((path for path in (root / ARCHIVE, root) if path.is_file()), None)
+
+
+def _downloaded(folder: Path) -> Path:
+    """The archive, fetched into `folder`."""
+    try:
+        download(URL, folder / ARCHIVE, MD5)
+    except DownloadError as error:
+        raise UsageError(
+            f"CIFAR-10 is not in {folder.resolve()} and could not be downloaded from\n  {URL}\n"
+            f"  ({error})\n"
+            f"Fetch that file by other means, put it (or its unpacked folder {FOLDER}) into a folder,\n"
+            "and type\n  --data-dir FOLDER\n"
+            "or train on the built-in data set, which needs no files:\n"
+            "  --dataset synthetic"
+        ) from error
+    return folder / ARCHIVE
+
+
+def _unpack(archive: Path) -> None:
+    """Write the batches beside `archive`: every rank reads a folder several times faster than the archive.
+
+    Where there is no room or no permission, or another job was quicker, the archive does as well.
+    """
+    try:
+        with TemporaryDirectory(prefix=FOLDER, dir=archive.parent) as temporary:
+            folder = Path(temporary) / FOLDER
+            folder.mkdir()
+            for name, data in _files(archive):
+                (folder / name).write_bytes(data)
+            if find(str(folder)) is not None:
+                folder.rename(archive.parent / FOLDER)
+    except OSError:
+        pass
+
+
+def _files(source: Path) -> Iterator[tuple[str, bytes]]:
+    """Name and content of every batch in the folder or archive `source`. Nothing is written to disk."""
+    wanted = {f"{FOLDER}/{name}": name for name in (*TRAIN, TEST)}
+    try:
+        if source.is_dir():
+            for name in (*TRAIN, TEST):
+                yield name, (source / name).read_bytes()
+            return
+        with tarfile.open(source, "r|gz") as archive:
+            for member in archive:
+                # Each batch once, and only plain files: a name can come twice, or as a link.
+                if member.name in wanted and member.isfile() and (file := archive.extractfile(member)):
+                    yield wanted.pop(member.name), file.read()
+    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+        raise _damaged(str(source), str(error), source) from error
+
+
+def _batch(data: bytes, name: str, source: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Images, uint8 [N, 3, 32, 32], and labels, int64 [N], of one pickled batch."""
+    try:
+        batch: dict[str, Any] = safe_pickle.load(data)
+    except pickle.UnpicklingError as error:
+        raise _damaged(name, str(error), source) from error
+    images, labels = batch.get("data"), batch.get("labels")
+    if not (isinstance(images, np.ndarray) and images.dtype == np.uint8 and images.shape[1:] == (3072,)):
+        raise _damaged(name, "its data is not an array of bytes [N, 3072]", source)
+    if not (isinstance(labels, list) and all(type(k) is int and 0 <= k < len(CLASSES) for k in labels)):
+        raise _damaged(name, f"its labels are not a list of numbers from 0 to {len(CLASSES) - 1}", source)
+    if not len(images) == len(labels) > 0:
+        raise _damaged(name, f"it has {len(images)} images and {len(labels)} labels", source)
+    return images.reshape(-1, 3, 32, 32), np.array(labels, np.int64)
+
+
+def _damaged(name: str, problem: str, source: Path) -> UsageError:
+    return UsageError(
+        f"{name} is damaged, incomplete or not CIFAR-10: {problem}\n"
+        f"Delete {source} to have it downloaded again, or type --data-dir with another folder, "
+        "or --dataset synthetic"
+    )

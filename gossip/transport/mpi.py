@@ -1,0 +1,590 @@
+"""The network of an MPI job. The only module that imports mpi4py; importing it initialises MPI.
+
+How it works
+------------
+Everything is a non-blocking request with an *operation* that says what its completion means. `poll` asks
+MPI once (Testsome) for all of them; the control plane too waits by polling, so notes are seen meanwhile and
+a rank that will never come is an error instead of a hang.
+
+Separate duplicates of the world communicator keep the planes apart: payloads, notes, the control plane, and
+one per channel of means. Dup is collective and blocking, so the channels cannot be made on first use (ranks
+may use them in different orders): `open_channels` makes them, called by every rank alike.
+
+Leaving
+-------
+A rank that closes sends its *last words*: how many messages it has posted to this peer under each tag, and
+how many collectives it has started on each channel. So the peer knows exactly whether what it waits for can
+still come, whatever overtakes what. While closing, a rank swallows messages that nobody receives, so that
+every synchronous send completes; MPI_Finalize with a message pending is a segmentation fault.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import math
+import os
+import pickle
+import sys
+import threading
+import time
+import traceback
+from collections import defaultdict, deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, NoReturn
+
+import mpi4py
+import numpy as np
+import torch
+from torch import Tensor
+
+mpi4py.rc.thread_level = "multiple"
+
+from mpi4py import MPI  # noqa: E402  (initialises MPI with the settings above)
+
+from gossip.errors import GossipError, PeerLostError, UsageError, WatchdogError  # noqa: E402
+from gossip.transport.base import MeanResult, Pending, Receipt, Transport, as_bytes, from_bytes  # noqa: E402
+
+NOTE_BYTES = 1 << 20  # the longest note; a last word takes about 15 bytes per tag
+SPINS = 100  # polls of `wait` before it sleeps; yields to other processes in between
+SHORTEST_SLEEP, LONGEST_SLEEP = 50e-6, 500e-6  # seconds
+SECOND_HAND = 2.0  # seconds that a rank leaves to one which knows the cause, before it ends the job itself
+LEFT = "finished"  # why a rank is in `departed`, and the value of its note
+CONTROL = -1  # the control plane, counted like a channel of means
+
+_yield = getattr(os, "sched_yield", lambda: time.sleep(0))
+
+
+class _Operation:
+    """What an active request is for. `finish` runs once, inside `poll`, under the lock."""
+
+    done = False
+    in_the_way = True  # of leaving; posted receives are not, they are cancelled
+
+    def finish(self, status: MPI.Status) -> None:
+        self.done = True
+
+
+class _Send(_Operation):
+    def __init__(self, data: np.ndarray, to: int, tag: int) -> None:
+        self.data, self.to, self.tag = data, to, tag
+
+
+class _Receive(_Operation):
+    in_the_way = False
+
+    def __init__(self, frm: int, tag: int, max_bytes: int) -> None:
+        self.frm, self.tag = frm, tag
+        self.buffer = torch.empty(max_bytes, dtype=torch.uint8)
+
+    def finish(self, status: MPI.Status) -> None:
+        self.buffer = self.buffer[: status.Get_count(MPI.BYTE)]
+        self.done = True
+
+    def payload(self) -> Tensor:
+        return self.buffer
+
+
+class _Discard(_Operation):
+    """A message that came for a rank which is leaving."""
+
+    def __init__(self, length: int) -> None:
+        self.data = np.empty(length, np.uint8)
+
+
+class _NoteSend(_Operation):
+    def __init__(self, data: np.ndarray) -> None:
+        self.data = data
+
+
+class _NoteReceive(_Operation):
+    in_the_way = False
+
+    def __init__(self) -> None:
+        self.data = np.empty(NOTE_BYTES, np.uint8)
+        self.sender = -1
+
+    def finish(self, status: MPI.Status) -> None:
+        self.data = self.data[: status.Get_count(MPI.BYTE)]
+        self.sender = status.Get_source()
+
+
+class _Collective(_Operation):
+    """The `index`-th collective on `channel`, counted from 1."""
+
+    def __init__(self, channel: int, index: int) -> None:
+        self.channel, self.index = channel, index
+
+
+class _Mean(_Collective):
+    def __init__(self, x: Tensor, size: int, channel: int, index: int) -> None:
+        super().__init__(channel, index)
+        self.device, self.size = x.device, size
+        self.sum = _to_host(x)
+
+    def value(self) -> Tensor:
+        if self.size > 1:
+            self.sum /= self.size
+            self.size = 1
+        return self.sum.to(self.device)
+
+
+def _counts() -> defaultdict[int, defaultdict[int, int]]:
+    """rank -> tag -> number of messages."""
+    return defaultdict(lambda: defaultdict(int))
+
+
+def _to_host(x: Tensor) -> Tensor:
+    """A contiguous copy of `x` on the CPU, pinned when it comes from a GPU: few MPI libraries know CUDA."""
+    host = torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda)
+    return host.copy_(x.detach())
+
+
+class MPITransport(Transport):
+    """`Transport` over all ranks of `world` (default MPI_COMM_WORLD). Creating it is collective.
+
+    Byte counts: a payload counts when it is handed to MPI, not while it queues. A mean of b bytes counts
+    int(2(n-1)/n * b) bytes in 2(n-1) messages, what a ring all-reduce sends.
+    """
+
+    def __init__(self, world: MPI.Intracomm | None = None) -> None:
+        world = MPI.COMM_WORLD if world is None else world
+        self._data, self._notes_comm, self._control = (self._own(world.Dup()) for _ in range(3))
+        self._channel_comms: list[MPI.Intracomm] = []
+        self.rank, self.size = world.rank, world.size
+        host = world.Split_type(MPI.COMM_TYPE_SHARED)
+        self.local_rank, self.local_size = host.rank, host.size
+        host.Free()
+
+        self.bytes_sent = self.messages_sent = 0
+        self.notes = {}
+        self.departed = {}
+
+        self._lock = threading.Lock()  # over every MPI call and everything below
+        self._requests: list[MPI.Request] = []  # _operations[i] is what _requests[i] is for
+        self._operations: list[_Operation] = []
+        self._statuses: list[MPI.Status] = []
+        self._sending: dict[tuple[int, int], deque[_Send]] = defaultdict(deque)  # the first is on the wire
+        self._problem: GossipError | None = None
+
+        self._posted, self._expected, self._received = _counts(), _counts(), _counts()
+        self._started: dict[int, int] = defaultdict(int)  # channel -> collectives
+        self._completed: dict[int, int] = defaultdict(int)
+
+        self._last_words: dict[int, dict[str, dict[int, int]]] = {}
+        self._undecided: set[int] = set()  # have left, but what this rank waits for may still arrive
+        self._gone: set[int] = set()  # have left with nothing in flight
+        self._leaving = self._closed = False
+        self._pid = os.getpid()
+        if self.size > 1:
+            self._listen()
+        atexit.register(self._at_exit)
+
+    @staticmethod
+    def _own(comm: MPI.Intracomm) -> MPI.Intracomm:
+        comm.Set_errhandler(MPI.ERRORS_RETURN)
+        return comm
+
+    # -- data plane --------------------------------------------------------------------------------
+
+    def post(self, payload: Tensor, to: int, tag: int) -> Pending:
+        if payload.dtype is not torch.uint8 or payload.dim() != 1:
+            raise TypeError(f"a payload is uint8 [m], not {payload.dtype} {list(payload.shape)}")
+        host = _to_host(payload) if payload.is_cuda else payload.detach().contiguous()
+        send = _Send(host.numpy(), to, tag)
+        self._require_open()
+        with self._lock:
+            self._posted[to][tag] += 1
+            queue = self._sending[to, tag]
+            queue.append(send)
+            if len(queue) == 1:
+                self._put_on_wire(send)
+        return send
+
+    def _put_on_wire(self, send: _Send) -> None:
+        self.bytes_sent += send.data.size
+        self.messages_sent += 1
+        try:
+            self._track(self._data.Issend([send.data, MPI.BYTE], send.to, send.tag), send)
+        except MPI.Exception as error:
+            self._lose(send, error)
+
+    def expect(self, frm: int, tag: int, max_bytes: int) -> Receipt:
+        self._require_open()
+        receive = _Receive(frm, tag, max_bytes)
+        with self._lock:
+            self._expected[frm][tag] += 1
+            try:
+                self._track(self._data.Irecv([receive.buffer.numpy(), MPI.BYTE], frm, tag), receive)
+            except MPI.Exception as error:
+                self._lose(receive, error)
+        return receive
+
+    def open_channels(self, count: int) -> int:
+        for _ in range(count):
+            self._collect("open_channels", self._start_dup)
+            self._channel_comms.append(self._own(self._dup))
+        return super().open_channels(count)
+
+    def _start_dup(self, comm: MPI.Intracomm) -> MPI.Request:
+        self._dup, request = comm.Idup()
+        return request
+
+    def start_mean(self, x: Tensor, channel: int) -> MeanResult:
+        if x.dtype is not torch.float32:
+            raise TypeError(f"a mean is taken in float32, not {x.dtype}")
+        if channel >= len(self._channel_comms):
+            raise ValueError(f"channel {channel} is not open: every rank calls open_channels first")
+        self._require_open()
+        with self._lock:
+            self._started[channel] += 1
+            mean = _Mean(x, self.size, channel, self._started[channel])
+            if self.size == 1:
+                mean.done = True
+                return mean
+            self.bytes_sent += 2 * (self.size - 1) * mean.sum.nbytes // self.size
+            self.messages_sent += 2 * (self.size - 1)
+            flat = mean.sum.numpy().reshape(-1)
+            self._track(self._channel_comms[channel].Iallreduce(MPI.IN_PLACE, flat, MPI.SUM), mean)
+        return mean
+
+    # -- progress ----------------------------------------------------------------------------------
+
+    def _track(self, request: MPI.Request, operation: _Operation) -> _Operation:
+        self._requests.append(request)
+        self._operations.append(operation)
+        if len(self._statuses) < len(self._requests):
+            self._statuses.append(MPI.Status())
+        return operation
+
+    def poll(self) -> None:
+        if not self._requests or not self._lock.acquire(blocking=False):
+            return  # nothing to do, or another thread is doing it
+        try:
+            self._progress()
+            if self._leaving:
+                self._swallow()
+            if self._undecided:
+                self._decide()
+            problem, self._problem = self._problem, None
+        finally:
+            self._lock.release()
+        if problem is not None:
+            raise problem
+
+    def _progress(self) -> None:
+        statuses = self._statuses
+        try:
+            completed = MPI.Request.Testsome(self._requests, statuses)
+        except MPI.Exception as error:
+            # mpi4py drops the indices: those of the requests that are null now, statuses in the same order.
+            completed = [i for i, request in enumerate(self._requests) if request == MPI.REQUEST_NULL]
+            if error.Get_error_class() != MPI.ERR_IN_STATUS or not completed:
+                raise PeerLostError(f"rank {self.rank} has lost the network: {error}") from error
+            failures = [statuses[i].Get_error() for i in range(len(completed))]
+        else:
+            if not completed:
+                return
+            failures = [MPI.SUCCESS] * len(completed)
+        finished = [self._operations[i] for i in completed]
+        for i in sorted(completed, reverse=True):
+            self._requests[i], self._operations[i] = self._requests[-1], self._operations[-1]
+            self._requests.pop()
+            self._operations.pop()
+        for operation, status, failure in zip(finished, statuses, failures, strict=False):
+            if failure == MPI.SUCCESS:
+                operation.finish(status)
+                self._follow_up(operation)
+            else:
+                self._lose(operation, MPI.Exception(failure))
+
+    def _follow_up(self, operation: _Operation) -> None:
+        if isinstance(operation, _Receive):
+            self._received[operation.frm][operation.tag] += 1
+        elif isinstance(operation, _Send):
+            queue = self._sending[operation.to, operation.tag]
+            queue.popleft()
+            if queue:
+                self._put_on_wire(queue[0])
+        elif isinstance(operation, _Collective):
+            self._completed[operation.channel] += 1
+        elif isinstance(operation, _NoteReceive):
+            self._hear(operation.sender, operation.data.tobytes())
+            self._listen()
+
+    def _lose(self, operation: _Operation, error: MPI.Exception) -> None:
+        """Translate the failure of a request: a lost peer is noted, the rest is the next `poll`'s error."""
+        if error.Get_error_class() == MPI.ERR_TRUNCATE and isinstance(operation, _Receive):
+            self._problem = GossipError(
+                f"rank {self.rank} expects at most {operation.buffer.numel()} bytes from rank "
+                f"{operation.frm}, which sent more (tag {operation.tag}): do both run the same compressor?"
+            )
+        elif isinstance(operation, (_Send, _Receive)):
+            peer = operation.to if isinstance(operation, _Send) else operation.frm
+            self.departed.setdefault(peer, f"connection lost: {error.Get_error_string()}")
+        else:
+            self._problem = PeerLostError(f"rank {self.rank} has lost a peer: {error.Get_error_string()}")
+
+    def wait(self, ready: Callable[[], bool], timeout: float) -> bool:
+        deadline = time.monotonic() + timeout
+        spins, pause = 0, SHORTEST_SLEEP
+        while True:
+            self.poll()
+            if ready():
+                return True
+            if time.monotonic() >= deadline:
+                return False
+            if spins < SPINS:
+                spins += 1
+                _yield()
+            else:
+                time.sleep(pause)
+                pause = min(1.2 * pause, LONGEST_SLEEP)
+
+    # -- notes -------------------------------------------------------------------------------------
+
+    def note(self, kind: str, value: Any) -> None:
+        text = json.dumps([kind, value])
+        with self._lock:
+            self._record(self.rank, *json.loads(text))
+            for peer in range(self.size):
+                if peer != self.rank:
+                    self._tell(peer, text)
+
+    def _tell(self, peer: int, text: str) -> None:
+        data = np.frombuffer(text.encode(), np.uint8)
+        if data.size > NOTE_BYTES:
+            raise ValueError(f"a note of {data.size} bytes is too long: at most {NOTE_BYTES} fit")
+        send = _NoteSend(data)
+        try:
+            self._track(self._notes_comm.Isend([data, MPI.BYTE], peer), send)
+        except MPI.Exception as error:
+            self.departed.setdefault(peer, f"connection lost: {error.Get_error_string()}")
+
+    def _listen(self) -> None:
+        receive = _NoteReceive()
+        self._track(self._notes_comm.Irecv([receive.data, MPI.BYTE], MPI.ANY_SOURCE), receive)
+
+    def _record(self, sender: int, kind: str, value: Any) -> None:
+        self.notes.setdefault(kind, {})[sender] = value
+
+    def _hear(self, sender: int, text: bytes) -> None:
+        kind, value = json.loads(text)
+        if kind == "left":
+            # JSON has turned the integer keys into strings.
+            self._last_words[sender] = {
+                what: {int(key): count for key, count in counts.items()} for what, counts in value.items()
+            }
+            self._undecided.add(sender)
+            value = LEFT
+        elif kind == "gone":
+            self._gone.add(sender)
+            return
+        self._record(sender, kind, value)
+
+    # -- control plane -----------------------------------------------------------------------------
+
+    def allgather(self, value: Any) -> list[Any]:
+        mine = np.frombuffer(pickle.dumps(value), np.uint8)
+        sizes = np.empty(self.size, np.int64)
+        self._collect("allgather", lambda comm: comm.Iallgather(np.array([mine.size]), sizes))
+        everyone = np.empty(int(sizes.sum()), np.uint8)
+        where = [everyone, sizes.tolist(), None, MPI.BYTE]
+        self._collect("allgather", lambda comm: comm.Iallgatherv([mine, MPI.BYTE], where))
+        return [pickle.loads(part.tobytes()) for part in np.split(everyone, np.cumsum(sizes)[:-1])]
+
+    def broadcast(self, x: Tensor, root: int = 0) -> None:
+        own = self.rank == root
+        length = x.numel() * x.element_size()
+        data = as_bytes(x.detach().cpu()) if own else torch.empty(length, dtype=torch.uint8)
+        self._collect("broadcast", lambda comm: comm.Ibcast([data.numpy(), MPI.BYTE], root))
+        if not own:
+            with torch.no_grad():
+                x.copy_(from_bytes(data, x.dtype).reshape(x.shape))
+
+    def barrier(self) -> None:
+        self._collect("barrier", lambda comm: comm.Ibarrier())
+
+    def _collect(self, name: str, start: Callable[[MPI.Intracomm], MPI.Request]) -> None:
+        """Run one collective of the control plane to its end, or raise when it has none."""
+        self._require_open()
+        with self._lock:
+            self._started[CONTROL] += 1
+            collective = _Collective(CONTROL, self._started[CONTROL])
+            self._track(start(self._control), collective)
+        self.wait(lambda: collective.done or self._obstacle(collective) is not None, math.inf)
+        if not collective.done:
+            raise PeerLostError(f"rank {self.rank} waits in a {name}, but {self._obstacle(collective)}")
+
+    def _obstacle(self, collective: _Collective) -> str | None:
+        """Why `collective` will never complete; None while it still may."""
+        for rank, words in list(self._last_words.items()):
+            if words["collectives"].get(collective.channel, 0) < collective.index:
+                return f"rank {rank} has left ({LEFT})"
+        for rank in self._lost():
+            return f"rank {rank} has left ({self.departed[rank]})"
+        if collective.channel == CONTROL:
+            for kind in ("abort", "diverged"):
+                for rank, value in list(self.notes.get(kind, {}).items()):
+                    if rank != self.rank:
+                        return f"rank {rank} has noted {kind!r}: {value}"
+        return None
+
+    # -- leaving -----------------------------------------------------------------------------------
+
+    def close(self, timeout: float = 300.0) -> None:
+        """See `Transport.close`. Raises `WatchdogError` when `timeout` passes with a message on its way."""
+        if self._closed:
+            return
+        deadline = time.monotonic() + timeout
+        with self._lock:
+            if not self._leaving:
+                self._leaving = True
+                self._say_last_words()
+        settled = self.wait(lambda: not self._stuck(), timeout)
+        others = set(range(self.size)) - {self.rank}
+        with self._lock:
+            for peer in others:
+                self._tell(peer, json.dumps(["gone", None]))
+        together = settled and self.wait(
+            lambda: others <= self._gone | self._lost() and not self._stuck(), deadline - time.monotonic()
+        )
+        atexit.unregister(self._at_exit)
+        with self._lock:
+            self._closed = True
+            self._release(together)
+        if not settled:
+            raise WatchdogError(
+                f"rank {self.rank} could not leave within {timeout:g} s: its messages to ranks "
+                f"{sorted({to for (to, _), queue in self._sending.items() if queue})} were not received"
+            )
+
+    def _say_last_words(self) -> None:
+        self._record(self.rank, "left", LEFT)
+        for peer in range(self.size):
+            if peer != self.rank:
+                words = {"messages": self._posted[peer], "collectives": self._started}
+                self._tell(peer, json.dumps(["left", words]))
+
+    def _decide(self) -> None:
+        """Declare a rank that has left as departed, once all it sent is here or something will never come."""
+        for rank in list(self._undecided):
+            words = self._last_words[rank]
+            messages, collectives = words["messages"], words["collectives"]
+            expected, received = self._expected[rank], self._received[rank]
+            means = range(len(self._channel_comms))
+            in_vain = any(count > messages.get(tag, 0) for tag, count in expected.items()) or any(
+                self._started[channel] > collectives.get(channel, 0) for channel in means
+            )
+            complete = all(received[tag] >= count for tag, count in messages.items()) and all(
+                self._completed[channel] >= collectives.get(channel, 0) for channel in means
+            )
+            if in_vain or complete:
+                self._undecided.discard(rank)
+                self.departed.setdefault(rank, LEFT)
+
+    def _lost(self) -> set[int]:
+        """Ranks that are gone without a word."""
+        return self.departed.keys() - self._last_words.keys()
+
+    def _stuck(self) -> bool:
+        """Whether something of this rank is in flight that the others still have to take."""
+        return any(
+            operation.in_the_way and not (isinstance(operation, _Collective) and self._obstacle(operation))
+            for operation in list(self._operations)
+        )
+
+    def _swallow(self) -> None:
+        """Receive, and forget, one message that nobody here waits for."""
+        message = self._data.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status := MPI.Status())
+        if message is not None:
+            discard = _Discard(status.Get_count(MPI.BYTE))
+            self._track(message.Irecv([discard.data, MPI.BYTE]), discard)
+
+    def _release(self, together: bool) -> None:
+        """Cancel the receives; free the communicators when all ranks do and nothing is left on them."""
+        for request, operation in zip(self._requests, self._operations, strict=True):
+            if isinstance(operation, (_Receive, _NoteReceive)):
+                request.Cancel()
+                request.Wait()
+        in_flight = [
+            (request, operation)
+            for request, operation in zip(self._requests, self._operations, strict=True)
+            if request != MPI.REQUEST_NULL
+        ]
+        _abandoned.extend(in_flight)
+        self._requests, self._operations = [], []
+        if together and not in_flight:
+            for comm in (self._data, self._notes_comm, self._control, *self._channel_comms):
+                comm.Free()
+
+    def _require_open(self) -> None:
+        if self._leaving:
+            raise RuntimeError(f"rank {self.rank} has left the job: its transport is closed")
+
+    def _at_exit(self) -> None:
+        """Close for a script that forgot. mpi4py finalizes MPI later, after all of atexit."""
+        if os.getpid() != self._pid or MPI.Is_finalized():  # a fork is not a rank
+            return
+        try:
+            self.close()
+        except GossipError as error:
+            _print(self.rank, str(error))
+            self.abort(error.exit_code)
+
+    def abort(self, code: int) -> NoReturn:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        MPI.COMM_WORLD.Abort(code)
+        os._exit(code)  # Abort does not return; an MPI where it does must not go on
+
+
+# Requests that can never complete, with the buffers MPI may still touch: kept until the process ends.
+_abandoned: list[tuple[MPI.Request, _Operation]] = []
+
+
+def install_excepthook(transport: Transport) -> None:
+    """End the whole job when an exception escapes on this rank, in any thread; print it once.
+
+    A `GossipError` is printed as its message, anything else with its traceback, each line after the rank's
+    name. The job's exit code is the error's `exit_code`, 130 for Ctrl-C, else 1. Errors that some other rank
+    explains better wait for `SECOND_HAND` seconds: a lost peer, whose own error is on its way, and a
+    `UsageError` off rank 0, which every rank raises alike.
+    """
+    pid = os.getpid()
+    defaults = sys.excepthook, threading.excepthook
+
+    def end(error: BaseException) -> NoReturn:
+        if isinstance(error, PeerLostError) or (isinstance(error, UsageError) and transport.rank > 0):
+            time.sleep(SECOND_HAND)
+        if isinstance(error, KeyboardInterrupt):
+            _print(transport.rank, "interrupted")
+            transport.abort(130)
+        if isinstance(error, GossipError):
+            _print(transport.rank, str(error))
+            transport.abort(error.exit_code)
+        _print(transport.rank, "".join(traceback.format_exception(error)))
+        transport.abort(1)
+
+    def in_main(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if os.getpid() != pid:  # a fork (a data loader's worker) is not a rank
+            defaults[0](kind, error, trace)
+        else:
+            end(error)
+
+    def in_thread(args: threading.ExceptHookArgs) -> None:
+        if os.getpid() != pid or args.exc_value is None or isinstance(args.exc_value, SystemExit):
+            defaults[1](args)
+        else:
+            end(args.exc_value)
+
+    sys.excepthook, threading.excepthook = in_main, in_thread
+
+
+def _print(rank: int, text: str) -> None:
+    """`text` on stderr, every line after the rank's name, in one write so that ranks do not interleave."""
+    sys.stderr.write("".join(f"rank {rank}: {line}\n" for line in text.rstrip().splitlines()))
+    sys.stderr.flush()

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from experiments.models import MODELS, build
+from gossip.errors import UsageError
+
+
+def parameters(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_maps_images_to_logits_and_learns(name: str) -> None:
+    model = build(name, num_classes=7)
+    logits = model(torch.randn(2, 3, 32, 32))
+    assert logits.shape == (2, 7)
+    logits.sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize(("spec", "expected"), [("resnet20", 272_474), ("resnet20:shortcut=A", 269_722)])
+def test_resnet20_has_the_papers_number_of_parameters(spec: str, expected: int) -> None:
+    assert parameters(build(spec)) == expected
+
+
+@pytest.mark.parametrize("depth", [20, 32, 56, 110])
+def test_depth_counts_the_weighted_layers(depth: int) -> None:
+    layers = [m for m in build(f"resnet{depth}:shortcut=A").modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    assert len(layers) == depth
+
+
+@pytest.mark.parametrize("depth", [20, 32, 56, 110])
+def test_a_projection_adds_two_convolutions_with_their_norms(depth: int) -> None:
+    added = parameters(build(f"resnet{depth}")) - parameters(build(f"resnet{depth}:A"))
+    assert added == (16 * 32 + 2 * 32) + (32 * 64 + 2 * 64)
+
+
+@pytest.mark.parametrize("shortcut", "AB")
+def test_stages_halve_the_image_and_double_the_channels(shortcut: str) -> None:
+    model = build(f"resnet20:shortcut={shortcut}")
+    shapes: list[tuple[int, ...]] = []
+    for block in model.get_submodule("blocks"):  # type: ignore[union-attr]
+        block.register_forward_hook(lambda module, x, y: shapes.append(tuple(y.shape[1:])))
+    model(torch.randn(2, 3, 32, 32))
+    assert shapes == [(16, 32, 32)] * 3 + [(32, 16, 16)] * 3 + [(64, 8, 8)] * 3
+
+
+def test_convolutions_start_from_hes_distribution() -> None:
+    torch.manual_seed(0)
+    for module in build("resnet56").modules():
+        if isinstance(module, nn.Conv2d):
+            w = module.weight
+            std = math.sqrt(2 / (module.kernel_size[0] * module.kernel_size[1] * module.out_channels))
+            # The sample's standard deviation is within 5 of its own standard errors.
+            assert abs(w.std().item() / std - 1) < 5 / math.sqrt(2 * w.numel())
+
+
+@pytest.mark.parametrize("hidden", [1, 10, 64])
+def test_hidden_units_of_the_mlp(hidden: int) -> None:
+    assert parameters(build(f"mlp:hidden={hidden}")) == (3072 + 1) * hidden + (hidden + 1) * 10
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ("resent20", "did you mean 'resnet20'"),
+        ("resnet20:shortcut=C", "A or B"),
+        ("resnet20:hidden=3", "has no option 'hidden'"),
+        ("mlp:hiden=3", "did you mean 'hidden'"),
+        ("mlp:hidden=0", "at least 1 hidden unit"),
+    ],
+)
+def test_what_does_not_exist_is_refused_with_what_does(spec: str, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        build(spec)

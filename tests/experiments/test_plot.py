@@ -1,0 +1,54 @@
+"""Plots are drawn from the metrics alone, of one run or several; without matplotlib the run goes on."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments import plot
+from experiments.runfolder import RunFolder
+
+
+def run(path: Path, diverged: bool = False) -> Path:
+    folder = RunFolder(path)
+    folder.create()
+    for step in range(1, 7):
+        row = {"step": step, "epoch": step / 2, "loss": 2 / step, "loss_min": 1 / step, "loss_max": 3 / step}
+        if step % 3 == 0 and not diverged:
+            row |= {"test_accuracy": 10.0 * step, "consensus_distance": 1 / step}
+        folder.append(row)
+    return path
+
+
+@pytest.mark.parametrize("diverged", [False, True])
+def test_a_run_is_drawn(tmp_path: Path, diverged: bool) -> None:
+    pytest.importorskip("matplotlib")
+    folder = run(tmp_path / "a", diverged)
+    assert plot.draw([folder], folder) == folder / "training.png"
+    for name in ("training.png", "consensus.png"):
+        assert (folder / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_several_runs_in_one_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    folders = [str(run(tmp_path / name)) for name in ("a", "b", "c")]
+    plot.main([*folders, "--out", str(tmp_path)])
+    assert capsys.readouterr().out.strip() == str(tmp_path / "training.png")
+    assert (tmp_path / "training.png").exists()
+
+
+def test_without_matplotlib(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    folder = run(tmp_path / "a")
+    assert plot.draw([folder], folder) is None
+    assert capsys.readouterr().out == "no plots: matplotlib is not installed (pip install matplotlib)\n"
+
+
+def test_a_folder_without_a_run_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        plot.main([str(tmp_path)])
+    assert ended.value.code == 2 and "holds no metrics.jsonl" in capsys.readouterr().err

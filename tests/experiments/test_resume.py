@@ -1,0 +1,106 @@
+"""Training 10 steps is training 5, saving, loading and training 5: bit for bit, on every node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gossip.algorithms import ALGORITHMS
+from gossip.errors import CheckpointError, UsageError
+
+EPOCH = 4  # steps, of 3 nodes with the tiny data set
+
+
+def states(folder: Path, nodes: int = 3) -> list[dict[str, Any]]:
+    """What the ranks saved last, without the wall times."""
+    last = sorted((folder / "checkpoint").glob("step-*"))[-1]
+    found = [torch.load(last / f"rank{rank}.pt", weights_only=True) for rank in range(nodes)]
+    return [{name: value for name, value in state.items() if name != "meter"} for state in found]
+
+
+def assert_equal(a: Any, b: Any, where: str = "") -> None:
+    assert type(a) is type(b), where
+    if isinstance(a, torch.Tensor):
+        assert torch.equal(a, b), where
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys(), where
+        for key in a:
+            assert_equal(a[key], b[key], f"{where}/{key}")
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b), where
+        for i, (x, y) in enumerate(zip(a, b, strict=True)):
+            assert_equal(x, y, f"{where}/{i}")
+    else:
+        assert a == b, where
+
+
+@pytest.mark.parametrize("algorithm", [*sorted(ALGORITHMS), "dcd:every=3"])
+@pytest.mark.filterwarnings("ignore:(ecd|naive|dcd)")
+def test_resumed_is_uninterrupted(job: Any, algorithm: str) -> None:
+    flags = ("--nodes", "3", "--algorithm", algorithm, "--compressor", "qsgd:bits=8", "--log-every", "3")
+    part = ("--model", "resnet20") if algorithm == "dcd" else ()  # one with batch norm
+    whole = job(*flags, *part, out="whole")
+    job(*flags, *part, "--steps", str(EPOCH), out="parts")
+    parts = job("--resume", "--steps", "100", out="parts")
+    assert_equal(states(whole["folder"]), states(parts["folder"]))
+    assert [row["step"] for row in parts["metrics"]] == [3, 4, 6, 8] == [r["step"] for r in whole["metrics"]]
+    for a, b in zip(whole["metrics"], parts["metrics"], strict=True):
+        for name in ("loss_min", "loss", "loss_max", "lr", "grad_norm", "bytes_sent_per_step"):
+            assert a[name] == b[name], name
+    for name in ("steps", "train_loss", "test_accuracy", "consensus_distance", "bytes_sent_per_step"):
+        assert whole["summary"][name] == parts["summary"][name], name
+
+
+def test_a_run_cut_off_between_checkpoints_writes_every_line_once(job: Any) -> None:
+    """Lines beyond the last checkpoint, and one cut in half, are written anew."""
+    flags = ("--nodes", "2", "--log-every", "2", "--checkpoint-every", "1")
+    whole = job(*flags, out="whole")
+    run = job(*flags, "--steps", "6")
+    lines = (run["folder"] / "metrics.jsonl").read_text()
+    (run["folder"] / "metrics.jsonl").write_text(lines + '{"step": 8, "loss": 1}\n{"step": 10, "lo')
+    again = job("--resume", "--steps", "100")
+    assert [row["step"] for row in again["metrics"]] == [2, 4, 6, 8, 10, 12]
+    assert [r["loss"] for r in again["metrics"]] == [r["loss"] for r in whole["metrics"]]
+
+
+def test_a_finished_run_says_so(job: Any, capsys: Any) -> None:
+    first = job("--nodes", "2")
+    capsys.readouterr()
+    again = job("--resume")
+    assert (
+        again["code"] == 0 and again["metrics"] == first["metrics"] and again["summary"] == first["summary"]
+    )
+    assert "is finished: 12 steps. Raise --epochs or --steps" in capsys.readouterr().out
+
+
+def test_without_a_checkpoint_it_starts_from_the_beginning(job: Any) -> None:
+    run = job("--nodes", "2")
+    for path in (run["folder"] / "checkpoint").glob("*/complete"):
+        path.unlink()
+    again = job("--resume")
+    assert [row["loss"] for row in again["metrics"]] == [row["loss"] for row in run["metrics"]]
+
+
+def test_what_does_not_fit_is_refused(job: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no run in"):
+        job("--resume", out="absent")
+    job("--nodes", "2", "--steps", "6")
+    with pytest.raises(UsageError, match="started with --algorithm dpsgd, not dcd: leave --algorithm out"):
+        job("--resume", "--algorithm", "dcd")
+    with pytest.raises(UsageError, match="started with --nodes 2, not 3"):
+        job("--resume", "--nodes", "3")
+
+
+def test_a_torn_checkpoint_is_named_and_the_one_before_works(job: Any) -> None:
+    whole = job("--nodes", "2", out="whole")
+    run = job("--nodes", "2", "--steps", "7")
+    torn = run["folder"] / "checkpoint" / "step-000007" / "rank1.pt"
+    torn.write_bytes(torn.read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match=r"rank1.pt is damaged .* go on from step-000006, remove"):
+        job("--resume")
+    (torn.parent / "complete").unlink()
+    again = job("--resume", "--steps", "100")
+    assert_equal(states(again["folder"], 2), states(whole["folder"], 2))

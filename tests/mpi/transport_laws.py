@@ -1,0 +1,87 @@
+"""Every transport law, and what only MPI does, on the ranks of this job.
+
+    mpirun -n 4 python -m tests.mpi.transport_laws
+
+Rank 0 prints, as JSON, the names that every rank has passed. A failure ends the job with its traceback.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+import torch
+
+import gossip
+from gossip.errors import GossipError
+from gossip.transport.base import Transport
+from gossip.transport.environment import env_local_rank, env_local_size, env_rank, env_size
+from tests.transport_laws import LAWS, message, neighbors, wait_for
+
+
+def launcher_agrees_with_mpi(transport: Transport) -> None:
+    """The environment says the same as MPI."""
+    assert (env_rank(), env_size()) == (transport.rank, transport.size)
+    assert (env_local_rank(), env_local_size()) == (transport.local_rank, transport.local_size)
+
+
+def wait_gives_up(transport: Transport) -> None:
+    """False after the time given, not much later."""
+    start = time.monotonic()
+    assert transport.wait(lambda: False, 0.05) is False
+    assert 0.05 <= time.monotonic() - start < 5
+
+
+def too_long_a_message_is_an_error(transport: Transport) -> None:
+    """It names both ranks and the length; the transport works on."""
+    left, right = neighbors(transport)
+    tag = transport.reserve_tags(1)
+    receipt = transport.expect(left, tag, 10)
+    send = transport.post(message(11, transport.rank), right, tag)
+    try:
+        transport.wait(lambda: receipt.done, 20)
+    except GossipError as error:
+        assert f"rank {transport.rank} expects at most 10 bytes from rank {left}" in str(error)
+    else:
+        raise AssertionError("no error")
+    wait_for(transport, send)
+
+
+def bad_calls_are_refused(transport: Transport) -> None:
+    """Before anything is sent."""
+    for call, kind in (
+        (lambda: transport.post(torch.zeros(3), 0, 0), TypeError),
+        (lambda: transport.post(torch.zeros(3, 3, dtype=torch.uint8), 0, 0), TypeError),
+        (lambda: transport.start_mean(torch.zeros(3, dtype=torch.bfloat16), 0), TypeError),
+        (lambda: transport.start_mean(torch.zeros(3), 1_000_000), ValueError),
+    ):
+        try:
+            call()
+        except kind:
+            continue
+        raise AssertionError(kind)
+
+
+ONLY_MPI: dict[str, Callable[[Transport], None]] = {
+    law.__name__: law
+    for law in (
+        launcher_agrees_with_mpi,
+        wait_gives_up,
+        too_long_a_message_is_an_error,
+        bad_calls_are_refused,
+    )
+}
+
+if __name__ == "__main__":
+    world = gossip.world()
+    seconds = {}
+    for name, law in {**LAWS, **ONLY_MPI}.items():
+        start = time.perf_counter()
+        law(world)
+        seconds[name] = round(time.perf_counter() - start, 3)
+    everyone = world.allgather(seconds)
+    if world.rank == 0:
+        print(json.dumps({"rank": [list(each) for each in everyone], "seconds": everyone[0]}), flush=True)
+    world.close()
+    world.close()
