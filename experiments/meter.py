@@ -124,10 +124,10 @@ def aggregate(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             line[name] = {rank: row[name] for rank, row in enumerate(rows)}
             continue
         values = [row[name] for row in rows if row[name] is not None]
-        low, high = (min(values), max(values)) if values else (None, None)
-        # Equal values have that value as their mean, whatever rounding says.
-        line[name] = min(max(statistics.fmean(values), low), high) if values else None
-        line[f"{name}_min"], line[f"{name}_max"] = low, high
+        line[name] = line[f"{name}_min"] = line[f"{name}_max"] = None
+        if values:
+            low, high = line[f"{name}_min"], line[f"{name}_max"] = min(values), max(values)
+            line[name] = min(max(statistics.fmean(values), low), high)  # rounding must not take it outside
     return line
 
 

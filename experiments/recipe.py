@@ -68,7 +68,7 @@ def precision(args: argparse.Namespace, device: torch.device) -> AbstractContext
 
 
 def forward_pass(args: argparse.Namespace, dataset: Dataset, device: torch.device) -> Forward:
-    """Images as the data set has them -> logits, in the precision of the training and without augmentation."""
+    """Images as the data set has them -> logits, in the precision of the training, not augmented."""
     context = precision(args, device)
 
     def forward(model: nn.Module, x: Tensor) -> Tensor:

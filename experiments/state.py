@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,7 +17,7 @@ class Stateful(Protocol):
 class RunState:
     """One rank's state: `parts` by name, the session, and the global random streams."""
 
-    def __init__(self, folder: Path, node: Session, parts: Mapping[str, Stateful]) -> None:
+    def __init__(self, folder: Path, node: Session, **parts: Stateful) -> None:
         self._folder, self._node, self._parts = folder, node, parts
         self._about = {
             "algorithm": str(node.algorithm),

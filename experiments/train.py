@@ -56,14 +56,15 @@ def train(args: argparse.Namespace, stop_signal: StopSignal) -> int:
     recipe.seed_streams(args.seed, node.rank)
 
     meter = Meter(node.stats)
-    parts = {
-        "model": model,
-        "optimizer": optimizer,
-        "scheduler": scheduler,
-        "batches": batches,
-        "meter": meter,
-    }
-    state = RunState(folder.checkpoints, node, parts)
+    state = RunState(
+        folder.checkpoints,
+        node,
+        model=model,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        batches=batches,
+        meter=meter,
+    )
     done = state.load() if args.resume else 0
     total = min(math.ceil(args.epochs * len(batches)), args.steps or math.inf)
     forward = recipe.forward_pass(args, dataset, node.device)
@@ -85,7 +86,7 @@ def train(args: argparse.Namespace, stop_signal: StopSignal) -> int:
                     loss = cross_entropy(model(x), y)
                 loss.backward()
                 agreement.check_loss(loss.item(), step)
-                meter.record(loss.item(), scheduler.get_last_lr()[0])
+                meter.record(loss.item(), lr=optimizer.param_groups[0]["lr"])
                 optimizer.step()
                 scheduler.step()
 

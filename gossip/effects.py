@@ -121,7 +121,9 @@ class Receive(Arrival):
     def result(self) -> dict[int, Message]:
         for j in self.receipts:
             self.node.heard[j] = self.node.t
-        return {j: Message(receipt.payload(), exact, self.node) for j, (receipt, exact) in self.receipts.items()}
+        return {
+            j: Message(receipt.payload(), exact, self.node) for j, (receipt, exact) in self.receipts.items()
+        }
 
     def missing(self) -> set[int]:
         return {j for j, (receipt, _) in self.receipts.items() if not receipt.done}

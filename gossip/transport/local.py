@@ -1,8 +1,8 @@
 """Virtual nodes: n ranks in one process, a thread each, with one baton.
 
-A node runs until it must wait; then the baton goes to the next node in the circle, and with it the process's random
-number streams are swapped, so a run is reproducible whatever the operating system does. When the baton has gone
-round and nobody could go on, that is a deadlock, and it is known at once.
+A node runs until it must wait; then the baton goes to the next node in the circle, and with it the process's
+random number streams are swapped, so a run is reproducible whatever the operating system does. When the baton
+has gone round and nobody could go on, that is a deadlock, and it is known at once.
 """
 
 from __future__ import annotations
@@ -254,8 +254,8 @@ def current() -> LocalTransport | None:
 def launch(fn: Callable[..., Any], nodes: int, *args: Any) -> list[Any]:
     """Run ``fn(*args)`` on `nodes` virtual nodes in this process; their results, by rank.
 
-    Each node starts from the caller's random state, as n processes with the same seed would. The first error of any
-    node ends all and is raised here. The caller's random state is left as it was.
+    Each node starts from the caller's random state, as n processes with the same seed would. The first error
+    of any node ends all and is raised here. The caller's random state is left as it was.
     """
     if nodes < 1:
         raise ValueError(f"nodes={nodes}: give 1 or more")
@@ -280,7 +280,9 @@ def launch(fn: Callable[..., Any], nodes: int, *args: Any) -> list[Any]:
             world.progress += 1
             world.pass_baton(rank)
 
-    pool = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(nodes)]
+    pool = [
+        threading.Thread(target=run, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(nodes)
+    ]
     for thread in pool:
         thread.start()
     world.batons[0].release()

@@ -73,9 +73,10 @@ def train_node(batch_norm: str, steps: int = 3) -> dict[str, Any]:
     x, y = images(40)
 
     def snapshot() -> tuple[Any, ...]:
-        tensors = copy.deepcopy({**model.state_dict(), **{n: p.grad for n, p in model.named_parameters()}})
+        gradients = {f"gradient of {name}": p.grad for name, p in model.named_parameters()}
+        tensors = copy.deepcopy({**model.state_dict(), **gradients})
         modes = [module.training for module in model.modules()]
-        streams = torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()
+        streams = torch.get_rng_state().tolist(), repr(np.random.get_state()), random.getstate()
         return tensors, modes, streams, node.world.bytes_sent
 
     before = snapshot()

@@ -63,7 +63,9 @@ def test_samples_of_a_class_are_drawn_at_random() -> None:
 
 def test_labels_may_be_a_tensor_and_any_integers() -> None:
     labels = torch.from_numpy(LABELS)
-    for a, b in zip(split(labels * 100 - 7, 3, "dirichlet:0.1", 0), split(LABELS, 3, "dirichlet:0.1", 0), strict=True):
+    for a, b in zip(
+        split(labels * 100 - 7, 3, "dirichlet:0.1", 0), split(LABELS, 3, "dirichlet:0.1", 0), strict=True
+    ):
         assert np.array_equal(a, b)
 
 

@@ -32,7 +32,7 @@ def test_it_looks_like_cifar10() -> None:
 
 
 def test_mean_and_deviation_are_those_of_the_training_images() -> None:
-    dataset = SMALL.load("")
+    dataset = Synthetic(train=50, test=1).load("")
     x = dataset.train_x.double() / 255
     torch.testing.assert_close(dataset.mean, x.mean((0, 2, 3)).float())
     torch.testing.assert_close(dataset.std, x.std((0, 2, 3), correction=0).float())
@@ -110,7 +110,7 @@ def linear() -> nn.Module:
 def convolutional() -> nn.Module:
     """One hidden layer of 8x8 filters, averaged over the image."""
     return nn.Sequential(
-        nn.Conv2d(3, 48, 8, stride=2, bias=False),
+        nn.Conv2d(3, 48, 8, stride=4, bias=False),
         nn.BatchNorm2d(48),
         nn.ReLU(),
         nn.AdaptiveAvgPool2d(1),
@@ -123,10 +123,10 @@ def convolutional() -> nn.Module:
 def test_convolutions_learn_what_a_linear_classifier_cannot() -> None:
     dataset = data.load("synthetic", "")
     torch.manual_seed(0)
-    flat = trained(linear(), dataset, steps=1000, batch_size=32, lr=0.001)
-    local = trained(convolutional(), dataset, steps=400, batch_size=32, lr=0.1)
-    assert 0.2 < flat < 0.55, flat
-    assert flat + 0.2 < local < 0.99, local
+    flat = trained(linear(), dataset, steps=500, batch_size=32, lr=0.001)
+    local = trained(convolutional(), dataset, steps=200, batch_size=32, lr=0.1)
+    assert 0.2 < flat < 0.45, flat
+    assert 0.8 < local < 0.96, local
 
 
 @pytest.mark.slow

@@ -208,16 +208,16 @@ def test_sigterm_stops_all_nodes_at_one_step_with_a_checkpoint(
         check(self, loss, step)
 
     monkeypatch.setattr(Agreement, "check_loss", signal_in_the_middle)
-    flags = ("--nodes", "3", "--algorithm", algorithm, "--epochs", "20", "--eval-every", "2")
+    flags = ("--nodes", "3", "--algorithm", algorithm, "--epochs", "10", "--eval-every", "5")
     stopped = job(*flags)
     assert stopped["code"] == 143 and stopped["summary"] is None
     saved = sorted((stopped["folder"] / "checkpoint").iterdir())[-1]
     step = stopped["metrics"][-1]["step"]
-    assert saved.name == f"step-{step:06d}" and 4 < step < 40
+    assert saved.name == f"step-{step:06d}" and 4 < step < 30
 
     monkeypatch.setattr(Agreement, "check_loss", check)
     resumed = job("--resume")
-    assert resumed["code"] == 0 and resumed["summary"]["steps"] == 80
+    assert resumed["code"] == 0 and resumed["summary"]["steps"] == 40
     whole = job(*flags, out="whole")
     assert_same_weights(resumed["folder"], whole["folder"])
 
@@ -239,16 +239,15 @@ def test_nodes_agree_on_a_step_whatever_their_pace(asked_at: dict[int, int], pac
         world = gossip.world()
         mine = StopSignal()
         agreement = Agreement(world, mine, timeout=10)
-        step = 0
-        while True:
-            step += 1
+        for step in itertools.count(1):
             mine.received |= asked_at.get(world.rank) == step
             if step % paces[world.rank] == 0:  # let the others run now and then
                 world.wait(lambda: True, 0)
             if step % 20 == 0:
                 agreement.meet(step)
             if agreement.stops_after(step):
-                return step
+                break
+        return step
 
     stops = gossip.launch(node, 3)
     assert len(set(stops)) == 1 and stops[0] > min(asked_at.values())

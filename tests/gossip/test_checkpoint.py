@@ -26,8 +26,10 @@ def save(folder: Path, *steps: int) -> None:
         checkpoint.save(folder, step, world, state, ABOUT)
 
 
-def load(folder: Path) -> tuple[int, dict[str, Any]] | None:
-    return checkpoint.load(folder, gossip.world(), ABOUT)
+def load(folder: Path) -> tuple[int, dict[str, Any]]:
+    found = checkpoint.load(folder, gossip.world(), ABOUT)
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
@@ -40,7 +42,7 @@ def test_every_rank_gets_its_own_state_of_the_newest_step(tmp_path: Path, nodes:
 
 
 def test_nothing_to_load(tmp_path: Path) -> None:
-    assert load(tmp_path) is None
+    assert checkpoint.load(tmp_path, gossip.world()) is None
     assert checkpoint.latest(tmp_path / "absent") is None
 
 

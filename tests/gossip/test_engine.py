@@ -31,12 +31,16 @@ def equal(a: list[Tensor], b: list[Tensor]) -> bool:
 
 @pytest.mark.parametrize("algorithm", METHODS)
 def test_a_run_repeats_itself(algorithm: str) -> None:
-    assert equal(run(3, algorithm=algorithm, compressor="qsgd"), run(3, algorithm=algorithm, compressor="qsgd"))
+    assert equal(
+        run(3, algorithm=algorithm, compressor="qsgd"), run(3, algorithm=algorithm, compressor="qsgd")
+    )
 
 
 @pytest.mark.parametrize("algorithm", METHODS)
 @pytest.mark.parametrize("other", [{"overlap": False}, {"bucket_mb": 1e-4}, {"progress": "thread"}])
-def test_when_and_in_what_pieces_messages_travel_changes_nothing(algorithm: str, other: dict[str, Any]) -> None:
+def test_when_and_in_what_pieces_messages_travel_changes_nothing(
+    algorithm: str, other: dict[str, Any]
+) -> None:
     base = run(3, algorithm=algorithm)
     assert not equal(base, run(3, algorithm=algorithm, steps=7))
     assert equal(base, run(3, algorithm=algorithm, **other))
@@ -327,7 +331,9 @@ def test_the_watchdog_names_whom_it_waits_for() -> None:
         node.world.note("alive", time.monotonic())  # not a deadlock: something keeps happening
         return time.monotonic() - start > 5
 
-    with pytest.raises(WatchdogError, match=r"rank 0, round 1, bucket 0: .*rank 1 \(last heard from in round 0\)"):
+    with pytest.raises(
+        WatchdogError, match=r"rank 0, round 1, bucket 0: .*rank 1 \(last heard from in round 0\)"
+    ):
         gossip.launch(slow, 2)
 
 

@@ -16,8 +16,8 @@ from tests.mpirun import mpirun, needs_mpi
 @pytest.mark.mpi
 @pytest.mark.parametrize("n", (2, 3, 5, 8))
 def test_mpi_equals_virtual_nodes(n: int) -> None:
-    job = mpirun(n, "-m", "tests.mpi.method_laws")
-    assert job.code == 0, job.stderr
+    job = mpirun(n, "-m", "tests.mpi.method_laws", timeout=240)
+    assert job.returncode == 0, job.output
     over_mpi, virtual = json.loads(job.stdout), gossip.launch(results, n)
     assert len(over_mpi) == n
     for ours, theirs in zip(virtual, over_mpi, strict=True):

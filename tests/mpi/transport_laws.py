@@ -75,13 +75,12 @@ ONLY_MPI: dict[str, Callable[[Transport], None]] = {
 
 if __name__ == "__main__":
     world = gossip.world()
-    seconds = {}
+    passed = []
     for name, law in {**LAWS, **ONLY_MPI}.items():
-        start = time.perf_counter()
         law(world)
-        seconds[name] = round(time.perf_counter() - start, 3)
-    everyone = world.allgather(seconds)
+        passed.append(name)
+    everyone = world.allgather(passed)
     if world.rank == 0:
-        print(json.dumps({"rank": [list(each) for each in everyone], "seconds": everyone[0]}), flush=True)
+        print(json.dumps(everyone), flush=True)
     world.close()
     world.close()

@@ -1,0 +1,86 @@
+"""A Markdown table of finished runs, one row per method and codec.
+
+    python -m experiments.table runs/a runs/b …
+
+Runs that differ only in their seed share a row: mean ± sample standard deviation. Every row links its runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.runfolder import RunFolder
+from gossip.errors import UsageError
+
+Run = tuple[Path, dict[str, Any]]
+
+
+def table(runs: Iterable[Path], relative_to: Path) -> str:
+    """The table of `runs`, with links as seen from the folder `relative_to`."""
+    rows: dict[tuple[str, str], list[Run]] = {}
+    for path in runs:
+        summary = RunFolder(path).summary()
+        if summary is None:
+            raise UsageError(f"{path} holds no summary.json: has its run finished?")
+        rows.setdefault((summary["algorithm"], summary["compressor"]), []).append((path, summary))
+    head = (
+        "method",
+        "compressor",
+        "test accuracy, %",
+        "single nodes, %",
+        "sent per step, MB",
+        "of all-reduce",
+    )
+    head += ("compression error", "consensus distance", "runs")
+    lines = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
+    lines += [f"| {' | '.join(_row(*key, group, relative_to))} |" for key, group in rows.items()]
+    return "\n".join(lines)
+
+
+def _row(algorithm: str, compressor: str, group: Sequence[Run], relative_to: Path) -> Iterable[str]:
+    summaries = [summary for _, summary in group]
+
+    def mean_sd(key: str, form: str) -> str:
+        values = [s[key] for s in summaries if s[key] is not None]
+        if not values:
+            return "–"
+        sd = f" ± {statistics.stdev(values):{form}}" if len(values) > 1 else ""
+        return f"{statistics.fmean(values):{form}}{sd}"
+
+    exact = summaries[0]["compression_error"] is None
+    sent = statistics.fmean(s["bytes_sent_per_step"] for s in summaries)
+    yield algorithm
+    yield "(32 bit)" if exact else compressor
+    yield "diverged" if any(s["diverged"] for s in summaries) else mean_sd("test_accuracy", ".2f")
+    yield mean_sd("test_accuracy_local_mean", ".2f")
+    yield f"{sent / 2**20:.3f}"
+    yield f"{100 * sent / summaries[0]['allreduce_bytes_per_step']:.0f} %"
+    yield mean_sd("compression_error", ".4f")
+    yield mean_sd("consensus_distance", ".3f")
+    yield ", ".join(f"[seed {s['seed']}]({os.path.relpath(path, relative_to)})" for path, s in group)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.table", description=__doc__)
+    parser.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="run folders (--out of experiments.train)"
+    )
+    parser.add_argument(
+        "--relative-to", type=Path, default=Path(), metavar="DIR", help="where the table will stand"
+    )
+    args = parser.parse_args(argv)
+    try:
+        print(table(args.runs, args.relative_to))
+    except (UsageError, json.JSONDecodeError) as error:
+        parser.error(str(error))
+
+
+if __name__ == "__main__":
+    main()
