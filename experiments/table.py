@@ -18,6 +18,18 @@ from typing import Any
 from experiments.runfolder import RunFolder
 from gossip.errors import UsageError
 
+COLUMNS = (
+    "method",
+    "compressor",
+    "test accuracy, %",
+    "single nodes, %",
+    "sent per step, MB",
+    "of all-reduce",
+    "compression error",
+    "consensus distance",
+    "runs",
+)
+
 Run = tuple[Path, dict[str, Any]]
 
 
@@ -29,16 +41,7 @@ def table(runs: Iterable[Path], relative_to: Path) -> str:
         if summary is None:
             raise UsageError(f"{path} holds no summary.json: has its run finished?")
         rows.setdefault((summary["algorithm"], summary["compressor"]), []).append((path, summary))
-    head = (
-        "method",
-        "compressor",
-        "test accuracy, %",
-        "single nodes, %",
-        "sent per step, MB",
-        "of all-reduce",
-    )
-    head += ("compression error", "consensus distance", "runs")
-    lines = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
+    lines = [f"| {' | '.join(COLUMNS)} |", "|" + " --- |" * len(COLUMNS)]
     lines += [f"| {' | '.join(_row(*key, group, relative_to))} |" for key, group in rows.items()]
     return "\n".join(lines)
 

@@ -64,10 +64,10 @@ def test_join_makes_all_ranks_equal_to_rank_0() -> None:
     def start() -> tuple[Tensor, Tensor]:
         torch.manual_seed(gossip.world().rank)
         model = Net()
-        model.bn.running_mean.fill_(gossip.world().rank)
+        model.bn.get_buffer("running_mean").fill_(gossip.world().rank)
         model.hidden.weight.requires_grad_(False)
         gossip.join(model, sgd(model)).finish()
-        return flat(model), model.bn.running_mean.clone()
+        return flat(model), model.bn.get_buffer("running_mean").clone()
 
     torch.manual_seed(0)
     expected = flat(Net())
@@ -172,25 +172,25 @@ def test_channels_last_survives(algorithm: str) -> None:
     def layout() -> tuple[Tensor, bool]:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 3, 4), nn.Flatten())
-        model = model.to(memory_format=torch.channels_last)
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         x, _ = train(algorithm=algorithm, model=model)
         return x, model[1].weight.is_contiguous(memory_format=torch.channels_last)
 
     assert all(kept for _, kept in gossip.launch(layout, 2))
 
 
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def groups(model: nn.Module) -> torch.optim.Optimizer:
+    out = {"params": model.get_submodule("out").parameters(), "lr": 0.2}
+    hidden = {"params": model.get_submodule("hidden").parameters()}
+    return torch.optim.SGD([out, hidden], lr=0.1, nesterov=True, momentum=0.9)
+
+
 @pytest.mark.parametrize("algorithm", METHODS)
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda m: torch.optim.AdamW(m.parameters(), lr=1e-2),
-        lambda m: torch.optim.SGD(
-            [{"params": m.out.parameters(), "lr": 0.2}, {"params": m.hidden.parameters()}], lr=0.1, nesterov=True,
-            momentum=0.9,
-        ),
-    ],
-    ids=["adamw", "groups"],
-)  # fmt: skip
+@pytest.mark.parametrize("make", [adamw, groups])
 def test_any_optimizer(algorithm: str, make: Any) -> None:
     assert all(x.isfinite().all() for x in run(3, algorithm=algorithm, make_optimizer=make))
 
@@ -284,7 +284,7 @@ def test_evaluation_does_not_take_part(algorithm: str) -> None:
         model(batches(0, 1)[0][0])
         model.train()
         with torch.no_grad():
-            model.out(torch.zeros(1, 8))
+            model.get_submodule("out")(torch.zeros(1, 8))
 
     assert equal(run(3, algorithm=algorithm), run(3, algorithm=algorithm, before_step=evaluate))
 
@@ -411,7 +411,7 @@ def test_consensus_distance_and_averaged_model() -> None:
         with torch.no_grad():
             for p in model.parameters():
                 p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(node.rank)))
-        model.bn.running_mean.fill_(node.rank)
+        model.bn.get_buffer("running_mean").fill_(node.rank)
         mine = flat(model)
         state = node.averaged_state_dict()
         local = node.averaged_state_dict(buffers="local")
