@@ -1,6 +1,6 @@
 """Errors, each with the exit code of the job it ends.
 
-Every message says what was given, what fits and what to type; `gossip.cli_errors` prints it once per job.
+Every message says what was given, what fits and what to type; `gossip.cli.run` prints it once per job.
 """
 
 from __future__ import annotations

@@ -68,8 +68,15 @@ class CIFAR10:
             y[TRAIN.index(name)] = labels
         if missing or x is None or y is None:
             raise _damaged(str(source), f"it lacks {', '.join(sorted(missing))}", source)
-        arrays = (x.reshape(-1, 3, 32, 32), y.reshape(-1), test_x, test_y)
-        return Dataset(*map(torch.from_numpy, arrays), torch.tensor(MEAN), torch.tensor(STD), CLASSES)
+        return Dataset(
+            torch.from_numpy(x.reshape(-1, 3, 32, 32)),
+            torch.from_numpy(y.reshape(-1)),
+            torch.from_numpy(test_x),
+            torch.from_numpy(test_y),
+            torch.tensor(MEAN),
+            torch.tensor(STD),
+            CLASSES,
+        )
 
 
 def find(data_dir: str) -> Path | None:

@@ -1,10 +1,10 @@
 """A made-up data set of CIFAR-10's shape: no files, no download, the same images everywhere.
 
-A class is a colour texture: an 8x8 tile, equal to its mirror image, repeated from a random offset. Averaged over
-offsets every tile is grey, so no linear classifier can tell textures apart. Over it lie another class's texture,
-a colour cast that depends on the class a little, and noise. In one image of twelve the other texture is the
-stronger one, so about 92 % of the test images can be told. A linear classifier has only the cast to go by and
-gets one of three right.
+A class is a colour texture: an 8x8 tile, equal to its mirror image, repeated from a random offset. Averaged
+over offsets every tile is grey, so no linear classifier can tell textures apart. Over it lie another class's
+texture, a colour cast that depends on the class a little, and noise. In one image of twelve the other texture
+is the stronger one, so about 92 % of the test images can be told. A linear classifier has only the cast to go
+by and gets one of three right.
 """
 
 from __future__ import annotations

@@ -98,7 +98,8 @@ def test_augmentation_differs_by_epoch_and_rank() -> None:
 def test_resumes_bit_for_bit(stop: int) -> None:
     whole = batches(x=NOISE)
     expected = [batch for _ in range(3) for batch in whole]
-    first, got = batches(x=NOISE), []
+    first = batches(x=NOISE)
+    got: list[tuple[Tensor, Tensor]] = []
     while len(got) < stop:
         got += list(islice(first, stop - len(got)))
     second = batches(x=NOISE)

@@ -44,7 +44,7 @@ def test_a_projection_adds_two_convolutions_with_their_norms(depth: int) -> None
 def test_stages_halve_the_image_and_double_the_channels(shortcut: str) -> None:
     model = build(f"resnet20:shortcut={shortcut}")
     shapes: list[tuple[int, ...]] = []
-    for block in model.get_submodule("blocks"):  # type: ignore[union-attr]
+    for block in model.get_submodule("blocks").children():
         block.register_forward_hook(lambda module, x, y: shapes.append(tuple(y.shape[1:])))
     model(torch.randn(2, 3, 32, 32))
     assert shapes == [(16, 32, 32)] * 3 + [(32, 16, 16)] * 3 + [(64, 8, 8)] * 3

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -57,13 +59,17 @@ def test_step_divides_by_ten_at_each_fraction(warmup: float) -> None:
     assert [lr_factor("step", 300, warmup)(e) for e in TIMES] == [factor(e) for e in TIMES]
 
 
+def at_step(factor: Callable[[float], float], steps_per_epoch: int, step: int) -> float:
+    return factor(step / steps_per_epoch)
+
+
 @pytest.mark.parametrize("spec", SPECS)
 def test_the_rate_at_an_epoch_does_not_depend_on_the_number_of_nodes(spec: str) -> None:
     rates = []
     for steps_per_epoch in (8, 4, 1):  # as with 1, 2 and 8 nodes
         optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
         factor = lr_factor(spec, 12, 2)
-        scheduler = LambdaLR(optimizer, lambda step, f=factor, s=steps_per_epoch: f(step / s))
+        scheduler = LambdaLR(optimizer, partial(at_step, factor, steps_per_epoch))
         seen = []
         for step in range(12 * steps_per_epoch):
             if step % steps_per_epoch == 0:

@@ -135,4 +135,4 @@ def test_resnet20_learns_it_in_a_couple_of_hundred_small_batches(seed: int) -> N
     dataset = data.load("synthetic", "")
     torch.manual_seed(seed)
     reached = trained(build("resnet20"), dataset, steps=200, batch_size=16, lr=0.1)
-    assert 0.6 < reached < 0.98, reached
+    assert 0.5 < reached < 0.96, reached

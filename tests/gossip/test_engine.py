@@ -184,8 +184,8 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def groups(model: nn.Module) -> torch.optim.Optimizer:
-    out = {"params": model.get_submodule("out").parameters(), "lr": 0.2}
-    hidden = {"params": model.get_submodule("hidden").parameters()}
+    out: dict[str, Any] = {"params": model.get_submodule("out").parameters(), "lr": 0.2}
+    hidden: dict[str, Any] = {"params": model.get_submodule("hidden").parameters()}
     return torch.optim.SGD([out, hidden], lr=0.1, nesterov=True, momentum=0.9)
 
 

@@ -1,5 +1,9 @@
+from __future__ import annotations
+
 import multiprocessing
+from collections.abc import Iterable, Iterator
 from itertools import islice
+from typing import Any
 
 import pytest
 import torch
@@ -8,15 +12,15 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from gossip.errors import UsageError
-from gossip.shard import Shard, ShardSampler, seed_for
+from gossip.shard import Position, Shard, ShardSampler, seed_for
 
 
-def flat(epochs):
+def flat(epochs: list[list[list[int]]]) -> list[int]:
     """The indices of all ranks' batches, sorted."""
     return sorted(i for batches in epochs for batch in batches for i in batch)
 
 
-def samplers(length, size, batch_size, **options):
+def samplers(length: int, size: int, batch_size: int, **options: Any) -> list[ShardSampler]:
     return [ShardSampler(length, rank, size, batch_size, **options) for rank in range(size)]
 
 
@@ -25,7 +29,9 @@ def samplers(length, size, batch_size, **options):
     st.integers(1, 40),
     st.booleans(),
 )
-def test_disjoint_complete_and_in_step(size_and_length, batch_size, shuffle):
+def test_disjoint_complete_and_in_step(
+    size_and_length: tuple[int, int], batch_size: int, shuffle: bool
+) -> None:
     size, length = size_and_length
     epochs = [list(s) for s in samplers(length, size, batch_size, shuffle=shuffle)]
     assert len({len(batches) for batches in epochs}) == 1
@@ -38,19 +44,19 @@ def test_disjoint_complete_and_in_step(size_and_length, batch_size, shuffle):
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 4, 10])
-def test_three_ranks_share_ten_samples(batch_size):
+def test_three_ranks_share_ten_samples(batch_size: int) -> None:
     epochs = [list(s) for s in samplers(10, 3, batch_size)]
     assert [sum(map(len, batches)) for batches in epochs] == [4, 3, 3]
     assert len({len(batches) for batches in epochs}) == 1
     assert flat(epochs) == list(range(10))
 
 
-def test_full_batches_then_the_rest_where_every_rank_has_one():
+def test_full_batches_then_the_rest_where_every_rank_has_one() -> None:
     for sampler in samplers(100, 4, 8):
         assert [len(batch) for batch in sampler] == [8, 8, 8, 1]
 
 
-def test_order_changes_by_epoch_and_seed_and_repeats_by_seed():
+def test_order_changes_by_epoch_and_seed_and_repeats_by_seed() -> None:
     sampler = ShardSampler(64, 0, 2, 8, seed=5)
     first, second = list(sampler), list(sampler)
     assert first != second
@@ -59,16 +65,16 @@ def test_order_changes_by_epoch_and_seed_and_repeats_by_seed():
     assert list(ShardSampler(64, 0, 2, 8, seed=6)) != first
 
 
-def test_without_shuffle_ranks_take_turns():
+def test_without_shuffle_ranks_take_turns() -> None:
     assert [list(s) for s in samplers(8, 2, 2, shuffle=False)] == [[[0, 2], [4, 6]], [[1, 3], [5, 7]]]
 
 
 @pytest.mark.parametrize("stop", range(9))
-def test_sampler_resumes_at_the_next_batch(stop):
+def test_sampler_resumes_at_the_next_batch(stop: int) -> None:
     whole = ShardSampler(64, 1, 2, 8)
     expected = list(whole) + list(whole) + list(whole)  # 3 epochs of 4 batches
     first = ShardSampler(64, 1, 2, 8)
-    got = []
+    got: list[list[int]] = []
     while len(got) < stop:
         got += list(islice(first, stop - len(got)))
     second = ShardSampler(64, 1, 2, 8)
@@ -78,7 +84,7 @@ def test_sampler_resumes_at_the_next_batch(stop):
     assert got == expected
 
 
-def test_an_epoch_left_early_is_not_continued_by_the_next_loop():
+def test_an_epoch_left_early_is_not_continued_by_the_next_loop() -> None:
     sampler = ShardSampler(64, 0, 2, 8)
     for _ in sampler:
         break
@@ -93,7 +99,7 @@ def test_an_epoch_left_early_is_not_continued_by_the_next_loop():
         ((8, 0, 2, 1, True, -1), "seed -1"),
     ],
 )
-def test_impossible_shards_are_refused(arguments, told):
+def test_impossible_shards_are_refused(arguments: tuple[Any, ...], told: str) -> None:
     with pytest.raises(UsageError, match=told):
         ShardSampler(*arguments)
 
@@ -104,11 +110,11 @@ def test_impossible_shards_are_refused(arguments, told):
 DATA = TensorDataset(torch.arange(50))
 
 
-def epoch_of(shard):
+def epoch_of(shard: Iterable[Any]) -> list[list[int]]:
     return [batch.tolist() for (batch,) in shard]
 
 
-def test_shards_cover_the_data_set():
+def test_shards_cover_the_data_set() -> None:
     shards = [Shard(DATA, 4, rank, 3) for rank in range(3)]
     epochs = [epoch_of(shard) for shard in shards]
     assert {len(shard) for shard in shards} == {len(batches) for batches in epochs}
@@ -117,13 +123,14 @@ def test_shards_cover_the_data_set():
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_shard_resumes_after_the_batches_that_the_loop_received(workers):
+def test_shard_resumes_after_the_batches_that_the_loop_received(workers: int) -> None:
     if workers and "fork" not in multiprocessing.get_all_start_methods():
         pytest.skip("worker processes start too slowly here")
     plain = Shard(DATA, 4, 0, 2)
     expected = epoch_of(plain) + epoch_of(plain)
     shard = Shard(DATA, 4, 0, 2, num_workers=workers)
-    got, state = [], None
+    got: list[list[int]] = []
+    state: Position = {"epoch": -1, "position": -1}
     for (batch,) in shard:
         got.append(batch.tolist())
         if len(got) == 2:
@@ -135,7 +142,7 @@ def test_shard_resumes_after_the_batches_that_the_loop_received(workers):
     assert got + epoch_of(resumed) + epoch_of(resumed) == expected
 
 
-def test_state_saved_after_the_last_batch_does_not_repeat_the_epoch():
+def test_state_saved_after_the_last_batch_does_not_repeat_the_epoch() -> None:
     shard = Shard(DATA, 4, 0, 2)
     for _ in shard:
         state = shard.state_dict()
@@ -145,7 +152,7 @@ def test_state_saved_after_the_last_batch_does_not_repeat_the_epoch():
     assert epoch_of(resumed) == epoch_of(shard)
 
 
-def test_iterating_leaves_the_global_generator_alone():
+def test_iterating_leaves_the_global_generator_alone() -> None:
     torch.manual_seed(3)
     epoch_of(Shard(DATA, 4, 0, 2))
     drawn = torch.rand(())
@@ -153,28 +160,28 @@ def test_iterating_leaves_the_global_generator_alone():
     assert drawn == torch.rand(())
 
 
-def test_loader_options_are_passed_on():
+def test_loader_options_are_passed_on() -> None:
     shard = Shard(DATA, 4, 0, 2, collate_fn=lambda samples: len(samples))
     assert all(isinstance(batch, int) for batch in shard)
     with pytest.raises(ValueError):  # the sharding owns these
         Shard(DATA, 4, 0, 2, drop_last=True)
 
 
-def test_the_sampler_works_in_a_plain_loader():
+def test_the_sampler_works_in_a_plain_loader() -> None:
     loader = DataLoader(DATA, batch_sampler=ShardSampler(50, 0, 1, 7))
     assert flat([epoch_of(loader)]) == list(range(50))
 
 
-def test_data_sets_without_a_length_are_refused():
-    class Stream(IterableDataset):
-        def __iter__(self):
+def test_data_sets_without_a_length_are_refused() -> None:
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
             return iter(range(3))
 
     with pytest.raises(UsageError, match="Stream has no length"):
         Shard(Stream(), 1, 0, 1)
 
 
-def test_seeds_differ_by_every_part_of_the_key():
+def test_seeds_differ_by_every_part_of_the_key() -> None:
     keys = [("a", 0, 0, 1), ("a", 0, 1, 0), ("a", 1, 0, 0), ("b", 0, 0, 0), ("a", 0, 0, 0)]
     assert len({seed_for(*key) for key in keys}) == len(keys)
     assert all(0 <= seed_for(*key) < 2**63 for key in keys)
