@@ -106,7 +106,8 @@ class Kind:
         lines = [f"{self.noun} {text!r}: {problem}"]
         if type_:
             lines.append(f"Type for example: {self.flag} {type_}")
-        lines.append(f"All options: python -m gossip list {self.plural}")
+        if self.plural:
+            lines.append(f"All options: python -m gossip list {self.plural}")
         return UsageError("\n".join(lines))
 
     def _unknown_name(self, name: str, text: str) -> UsageError:

@@ -1,0 +1,83 @@
+"""The training script under a real mpirun: the same numbers as on virtual nodes, and one exit code for the job."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from experiments import train
+
+pytestmark = pytest.mark.mpi
+
+SMALL = (
+    *("--model", "mlp:hidden=8", "--dataset", "synthetic:train=256,test=60", "--batch-size", "16"),
+    *("--algorithm", "dcd", "--compressor", "qsgd:bits=8", "--log-every", "4", "--epochs", "4"),
+)
+
+FAULTY = """
+import math, signal, sys
+from experiments import agree, train
+check = agree.Agreement.check_loss
+
+def faulty(self, loss, step):
+    if step == 5 and self._world.rank == 1:
+        {fault}
+    check(self, loss, step)
+
+agree.Agreement.check_loss = faulty
+train.main(sys.argv[1:])
+"""
+
+
+def test_a_run_equals_that_of_virtual_nodes(mpirun: Any, tmp_path: Path) -> None:
+    ran = mpirun(3, "-m", "experiments.train", *SMALL, "--out", str(tmp_path / "mpi"))
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.count("effective batch 48") == 1 and "exposed wait" in ran.stdout
+    for name in ("training.png", "consensus.png", "averaged.pt"):
+        assert (tmp_path / "mpi" / name).exists()
+    facts = json.loads((tmp_path / "mpi" / "env.json").read_text())
+    assert facts["packages"]["torch"] == torch.__version__
+
+    assert (
+        train.run(["--config", str(tmp_path / "mpi" / "config.toml"), "--out", str(tmp_path / "local")]) == 0
+    )
+    last = "checkpoint/step-000024"
+    for rank in range(3):
+        a, b = (
+            torch.load(tmp_path / name / last / f"rank{rank}.pt", weights_only=True)
+            for name in ("mpi", "local")
+        )
+        assert all(torch.equal(a["model"][name], b["model"][name]) for name in a["model"])
+    a, b = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("mpi", "local"))
+    for name in ("train_loss", "test_accuracy", "bytes_sent_per_step", "messages_sent_per_step"):
+        assert a[name] == pytest.approx(b[name], rel=1e-5), name
+
+
+def test_sigterm_on_one_rank_stops_all_after_a_checkpoint(mpirun: Any, tmp_path: Path) -> None:
+    code = FAULTY.format(fault="signal.raise_signal(signal.SIGTERM)")
+    ran = mpirun(3, "-c", code, *SMALL, "--epochs", "100", "--out", str(tmp_path / "a"))
+    assert ran.returncode == 143, ran.stderr
+    assert ran.stdout.count("stopped as asked") == 1
+    (saved,) = (tmp_path / "a" / "checkpoint").glob("step-*/complete")
+    assert json.loads(saved.read_text())["step"] in range(6, 20)
+
+
+def test_divergence_on_one_rank_ends_all_with_code_3(mpirun: Any, tmp_path: Path) -> None:
+    ran = mpirun(3, "-c", FAULTY.format(fault="loss = math.nan"), *SMALL, "--out", str(tmp_path / "a"))
+    assert ran.returncode == 3, ran.stderr
+    assert ran.stderr.count("diverged") >= 1 and "rank 1" in ran.stderr and "Traceback" not in ran.stderr
+    summary = json.loads((tmp_path / "a" / "summary.json").read_text())
+    assert (summary["diverged"], summary["diverged_rank"], summary["diverged_step"]) == (True, 1, 5)
+
+
+def test_a_usage_error_is_printed_once_with_code_2(mpirun: Any, tmp_path: Path) -> None:
+    ran = mpirun(
+        3, "-m", "experiments.train", *SMALL, "--topology", "torus:4x4", "--out", str(tmp_path / "a")
+    )
+    assert ran.returncode == 2, ran.stderr
+    assert ran.stderr.count("torus:4x4") == 1 and "Traceback" not in ran.stderr
+    assert not (tmp_path / "a").exists()
