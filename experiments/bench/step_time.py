@@ -2,9 +2,9 @@
 
     python experiments/bench/step_time.py                  # 8 ranks, DCD 8 bit against local, 5 alternations
 
-The two run in alternation, so that what else happens on the machine meets both; the ratio is taken within each
-pair, and the median over the pairs is reported, with all of them. `step_ms` of a run is the mean over ranks of
-its median over steps.
+The two run in alternation, so that what else happens on the machine meets both; the ratio is taken within
+each pair, and the median over the pairs is reported, with all of them. `step_ms` of a run is the mean over
+ranks of its median over steps.
 """
 
 from __future__ import annotations
