@@ -26,6 +26,10 @@ from gossip.stats import Stats
 from gossip.transport.base import Transport
 
 
+TICK_SECONDS = 1e-3
+"""Progress is looked after this often at most: a poll may yield the core, and every hook would ask for one."""
+
+
 class Lane:
     """One bucket: its vectors, its algorithm state, and the generator of the round it is in.
 
@@ -102,7 +106,7 @@ class Lane:
 def _diverged(where: dict[str, int]) -> DivergedError:
     return DivergedError(
         f"rank {where['rank']}, round {where['round']}, bucket {where['bucket']}: NaN or infinity in the "
-        "parameters. Training has diverged: lower the learning rate, warm up, or take a finer compressor."
+        "parameters or their gradients. Training has diverged: lower the learning rate, warm up, or take a finer compressor."
     )
 
 
@@ -148,6 +152,7 @@ class Engine:
         ]
         self.every: int = getattr(algorithm, "every", 1)
         self.local_steps = 0  # taken since the last exchange
+        self._next_tick = 0.0
         self.sync = True  # False inside no_sync()
         self._reduced = False  # this step's gradients are final
         self._in_backward = False
@@ -167,7 +172,11 @@ class Engine:
     # -- progress ----------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Let messages move and tails run on; never waits. Every hook calls it."""
+        """Let messages move and tails run on, now and then; never waits. Every hook calls it."""
+        now = time.perf_counter()
+        if now < self._next_tick:
+            return
+        self._next_tick = now + TICK_SECONDS
         self.transport.poll()
         for lane in self.lanes:
             lane.advance()

@@ -146,15 +146,17 @@ class FlatModel:
         """The flat gradient, float32 [size], made on first use."""
         if self.gradient is None:
             self.gradient = torch.zeros_like(self.vector)
+            self._gradients = {p: self.view(self.gradient, p) for p in self.names}
         return self.gradient
 
     def collect_gradient(self, p: nn.Parameter) -> None:
         """Make ``p.grad`` the view of the flat gradient again; no gradient counts as zero."""
-        view = self.view(self.need_gradient(), p)
+        self.need_gradient()
+        view = self._gradients[p]
+        if p.grad is view:
+            return
         if p.grad is None:
             view.zero_()
-        elif p.grad.data_ptr() != view.data_ptr() or p.grad.stride() != view.stride():
-            view.copy_(p.grad)
         else:
-            return
+            view.copy_(p.grad)
         p.grad = view
