@@ -4,6 +4,7 @@ from .base import CODECS, Compressor, NonFiniteError, PayloadError, option, regi
 from .grid import Grid
 from .half import BF16, FP16
 from .identity import Identity
+from .layer_topk import LayerTopK
 from .minmax import MinMax
 from .natural import Natural
 from .per_tensor import PerTensor
@@ -21,6 +22,7 @@ __all__ = [
     "Compressor",
     "Grid",
     "Identity",
+    "LayerTopK",
     "MinMax",
     "Natural",
     "NonFiniteError",

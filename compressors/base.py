@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import field, fields
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -120,7 +120,12 @@ def check_finite(scales: Tensor, codec: Compressor) -> None:
     Called after the kernels of an encode are queued: on CUDA this is the one synchronisation of an encode.
     """
     if not bool(torch.isfinite(scales).all()):
-        raise NonFiniteError(f"{codec.name}: the vector to encode holds NaN or inf")
+        raise_nonfinite(codec)
+
+
+def raise_nonfinite(codec: Compressor) -> NoReturn:
+    """Raise the NonFiniteError of `codec`."""
+    raise NonFiniteError(f"{codec.name}: the vector to encode holds NaN or inf")
 
 
 def check_all_finite(x: Tensor, codec: Compressor) -> None:

@@ -6,8 +6,10 @@ Layout of `n` codes of `width` bits:
     width < 8           one plane per set bit of width, widest first, which takes the lowest bits of the code:
                         3 = bits 0-1 | bit 2,  5 = bits 0-3 | bit 4,  6 = bits 0-3 | bits 4-5, ...
 
-A plane of p = 1, 2 or 4 bits per value has m = ceil(n p / 8) bytes; byte i holds, from its lowest bits up,
-values i, i + m, i + 2m, ... . Values that share a byte are far apart so that whole runs are shifted at once.
+A plane of p = 1, 2 or 4 bits per value is made chunk by chunk of 512 values. A chunk of c values (only the
+last has fewer than 512) has m = ceil(c p / 8) bytes; its byte i holds, from its lowest bits up, the chunk's
+values i, i + m, i + 2m, ... . Values that share a byte are apart so that whole runs are shifted at once, and
+not far apart so that a chunk is packed while it is in cache.
 All multi-byte numbers are little-endian, as on every machine that torch runs on.
 """
 
@@ -15,6 +17,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from .kernels import CHUNK
 
 
 def packed_bytes(n: int, width: int) -> int:
@@ -44,6 +48,22 @@ def pack(codes: Tensor, width: int) -> list[Tensor]:
     return planes
 
 
+def pack_into(planes: Tensor, codes: Tensor, width: int, start: int, n: int) -> None:
+    """Write codes `start`, a multiple of 512, and on, of n, to their places in uint8 [packed_bytes(n, width)]."""
+    for (base, p), plane in zip(_bases(n, width), pack(codes, width), strict=True):
+        at = base + start * p // 8
+        planes[at : at + plane.numel()] = plane
+
+
+def unpack_part(planes: Tensor, width: int, start: int, stop: int, n: int) -> Tensor:
+    """Codes start..stop-1 of n, `start` a multiple of 512: what `unpack` gives for all, cut out."""
+    parts = []
+    for base, p in _bases(n, width):
+        at = base + start * p // 8
+        parts.append(planes[at : at + ((stop - start) * p + 7) // 8])
+    return unpack(torch.cat(parts), stop - start, width)
+
+
 def unpack(data: Tensor, n: int, width: int) -> Tensor:
     """Inverse of `pack`: uint8 [packed_bytes(n, width)] -> fresh uint8 [n] (int32 [n] if width > 8)."""
     if width == 8:
@@ -63,22 +83,51 @@ def unpack(data: Tensor, n: int, width: int) -> Tensor:
     return codes
 
 
+def _bases(n: int, width: int) -> list[tuple[int, int]]:
+    """Of each plane, in order: where it starts, and its bits per value."""
+    bases, at = [], 0
+    for p in [8] * (width // 8) + [p for p in (4, 2, 1) if width & p]:
+        bases.append((at, p))
+        at += (n * p + 7) // 8
+    return bases
+
+
 def _pack_plane(codes: Tensor, p: int) -> Tensor:
-    m = (codes.numel() * p + 7) // 8
-    packed = codes[:m].clone()
-    for j in range(1, 8 // p):
-        run = codes[j * m : (j + 1) * m]
-        packed[: run.numel()].add_(run, alpha=1 << (p * j))
+    n = codes.numel()
+    whole = n // CHUNK * CHUNK
+    packed = codes.new_empty((n * p + 7) // 8)
+    if whole:
+        runs = codes[:whole].view(-1, 8 // p, CHUNK * p // 8)
+        _join(list(runs.unbind(1)), p, packed[: whole * p // 8].view(-1, CHUNK * p // 8))
+    if whole < n:
+        rest = packed[whole * p // 8 :]
+        _join(list(codes[whole:].split(rest.numel())), p, rest)
     return packed
 
 
+def _join(runs: list[Tensor], p: int, out: Tensor) -> None:
+    """out = runs[0] + (runs[1] << p) + ...; the last runs may be shorter than `out`, or missing."""
+    out.copy_(runs[0])
+    for j, run in enumerate(runs[1:], 1):
+        out[..., : run.shape[-1]].add_(run, alpha=1 << (p * j))
+
+
 def _unpack_plane(packed: Tensor, n: int, p: int) -> Tensor:
-    m = packed.numel()
+    whole = n // CHUNK * CHUNK
     codes = packed.new_empty(n)
-    for j in range(8 // p):
-        run = codes[j * m : (j + 1) * m]
-        torch.bitwise_right_shift(packed[: run.numel()], p * j, out=run)
+    if whole:
+        runs = codes[:whole].view(-1, 8 // p, CHUNK * p // 8)
+        _part(packed[: whole * p // 8].view(-1, CHUNK * p // 8), p, list(runs.unbind(1)))
+    if whole < n:
+        rest = packed[whole * p // 8 :]
+        _part(rest, p, list(codes[whole:].split(rest.numel())))
     return codes.bitwise_and_((1 << p) - 1)
+
+
+def _part(packed: Tensor, p: int, runs: list[Tensor]) -> None:
+    """Inverse of `_join`, up to the bits above p."""
+    for j, run in enumerate(runs):
+        torch.bitwise_right_shift(packed[..., : run.shape[-1]], p * j, out=run)
 
 
 def to_bytes(*parts: Tensor) -> Tensor:

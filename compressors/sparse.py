@@ -43,14 +43,14 @@ class SparseCompressor(Compressor):
 
     def max_bytes(self, n: int) -> int:
         k = self.most(n)
-        return 4 + 4 * k + self.values.max_bytes(k)
+        return 4 + self.index_bytes(k, n) + self.values.max_bytes(k)
 
     def encode(self, x: Tensor, key: int) -> Tensor:
         if x.numel() > MAX_VALUES:
             raise ValueError(f"{self.name}: {x.numel()} values given; at most {MAX_VALUES} fit")
         index = self.select(x, key)
         count = torch.tensor([index.numel()], dtype=torch.int32, device=x.device)
-        return to_bytes(count, index.to(torch.int32), self.values.encode(x[index], derive_key(key, 0)))
+        return to_bytes(count, self.encode_index(index), self.values.encode(x[index], derive_key(key, 0)))
 
     def decode(self, payload: Tensor, n: int) -> Tensor:
         index, values = self.decode_pairs(payload, n)
@@ -66,11 +66,26 @@ class SparseCompressor(Compressor):
         count = int(from_bytes(payload[:4], torch.int32))
         if not self.count_fits(count, n):
             raise PayloadError(f"{self.name}: {count} values announced, {self.most(n)} of {n} fit")
-        check_header(payload, 4 + 4 * count, n, self)
-        index = from_bytes(payload[4 : 4 + 4 * count], torch.int32)
+        index, values = self.decode_index(payload[4:], count, n)
+        return index, self.values.decode(values, count)
+
+    # -- how indices travel: here as uint32; a subclass may know better -----------------------------------
+
+    def index_bytes(self, k: int, n: int) -> int:
+        """Most bytes that up to k indices below n take."""
+        return 4 * k
+
+    def encode_index(self, index: Tensor) -> Tensor:
+        """int64 [k], ascending -> a tensor of any integer type whose bytes travel."""
+        return index.to(torch.int32)
+
+    def decode_index(self, data: Tensor, count: int, n: int) -> tuple[Tensor, Tensor]:
+        """uint8 [m] -> `count` ascending indices, int64, and the bytes after them. Raises PayloadError."""
+        check_header(data, 4 * count, n, self)
+        index = from_bytes(data[: 4 * count], torch.int32)
         if count and not bool((index[0] >= 0) & (index[-1] < n) & (index[1:] > index[:-1]).all()):
             raise PayloadError(f"{self.name}: indices are not strictly increasing within 0..{n - 1}")
-        return index.to(torch.int64), self.values.decode(payload[4 + 4 * count :], count)
+        return index.to(torch.int64), data[4 * count :]
 
 
 def largest(a: Tensor, k: int) -> Tensor:

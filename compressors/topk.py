@@ -13,6 +13,7 @@ from .sparse import SparseCompressor, largest, positions
 
 SAMPLE_SHARE = 0.01  # of the vector, DGC's 0.1-1 %
 SAMPLE_LEAST = 1024
+MARGIN = 3.0  # the sample holds share ± √share of the true top k; a few too many that pass cost little
 
 
 @register("topk")
@@ -20,10 +21,10 @@ SAMPLE_LEAST = 1024
 class TopK(SparseCompressor):
     """C(v)_i = v_i for the k = round(ratio n) >= 1 largest |v_i|, else 0; a contraction with delta >= k/n.
 
-    threshold=exact sends exactly k values. threshold=sampled is DGC's way: the threshold that keeps the share
-    `ratio` of a strided sample with random start; all values at or above it are sent, or, when they are more
-    than k, the exact top k among them. It compares each value once where exact selection sorts, and may send
-    fewer than k values, at least one.
+    threshold=exact sends exactly k values. threshold=sampled is DGC's way: the threshold comes from a strided
+    sample with random start, of which it keeps the share `ratio` and `MARGIN` standard deviations more; of
+    the values at or above it, usually some more than k, the exact top k are sent. It compares each value once
+    where exact selection sorts, and may send fewer than k values, at least one.
 
     Bytes: see sparse.py; count = k if exact, 1..k if sampled.
     """
@@ -60,7 +61,8 @@ class TopK(SparseCompressor):
             return largest(size, k)
         stride = max(1, min(n // SAMPLE_LEAST, round(1 / SAMPLE_SHARE)))
         sample = size[derive_key(key, 1) % stride :: stride].contiguous()
-        smallest_kept = largest(sample, kept(sample.numel(), self.ratio))
+        share = kept(sample.numel(), self.ratio)
+        smallest_kept = largest(sample, min(sample.numel(), share + round(MARGIN * share**0.5)))
         passed = positions(~(size < sample[smallest_kept].min()))  # NaN passes, so that it is found
         return passed if passed.numel() <= k else passed[largest(size[passed], k)]
 

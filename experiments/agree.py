@@ -20,6 +20,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 """SIGUSR1 too: Open MPI's mpirun passes it on to the ranks, but kills them 0.25 s after its own SIGTERM."""
 
 EXIT_CODE_STOPPED = 128 + signal.SIGTERM
+EXIT_CODE_INTERRUPTED = 128 + signal.SIGINT
 
 
 class StopSignal:

@@ -49,9 +49,7 @@ class ArgumentParser(cli.ArgumentParser):
     """Raises `UsageError` in place of ending the job: a file in which something is wrong is to be named."""
 
     def error(self, message: str) -> NoReturn:
-        given = next((word.partition("=")[0] for word in message.split() if word.startswith("--")), "")
-        unknown = message.startswith("unrecognized arguments")
-        near = nearest(given, self._option_string_actions) if unknown else None
+        near = self._meant(message)
         raise UsageError(f"{message}; did you mean {near}?" if near else message)
 
 

@@ -30,8 +30,10 @@ def main() -> None:
             loss = nn.functional.cross_entropy(model(batch.to(node.device)), labels.to(node.device))
             loss.backward()
             optimizer.step()
+        with torch.no_grad():
+            accuracy = (model(x.to(node.device)).argmax(1).cpu() == y).double().mean().item()
         if node.rank == 0:
-            print(f"epoch {epoch}: loss {loss.item():.3f}", flush=True)
+            print(f"epoch {epoch}: accuracy {accuracy:.3f}", flush=True)
     distance = node.consensus_distance()
     if node.rank == 0:
         print(f"{node.size} nodes, consensus distance {distance:.2g}")

@@ -25,7 +25,9 @@ def draw(runs: Sequence[str | Path], out: str | Path) -> Path | None:
     except ImportError:
         print("no plots: matplotlib is not installed (pip install matplotlib)", flush=True)
         return None
-    data = {Path(run).name: read_metrics(run) for run in runs}
+    short = [Path(run).name for run in runs]
+    names = short if len(set(short)) == len(short) else [str(run) for run in runs]
+    data = {name: read_metrics(run) for name, run in zip(names, runs, strict=True)}
     out = Path(out)
 
     figure = Figure(figsize=(9, 3.6), layout="constrained")

@@ -25,6 +25,11 @@ def size(n: float) -> str:
     return f"{n / 2**10:.1f} kB" if n >= 1000 else f"{n:.0f} B"
 
 
+def count(n: int, what: str) -> str:
+    """``1 node`` or ``8 nodes``."""
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+
+
 class Progress:
     """Rank 0 talks, the other ranks keep quiet.
 
@@ -87,7 +92,8 @@ def describe(summary: Mapping[str, Any]) -> str:
     waits = f", {summary['exposed_wait_ms'] / summary['step_ms']:.1%} of a step" if summary["step_ms"] else ""
     what = f"{summary['algorithm']}, {summary['topology']}, {summary['compressor']}"
     lines = [
-        f"{what}: {summary['nodes']} nodes, {summary['steps']} steps in {duration(summary['seconds'])}",
+        f"{what}: {count(summary['nodes'], 'node')}, {count(summary['steps'], 'step')} "
+        f"in {duration(summary['seconds'])}",
         f"  test accuracy        {summary['test_accuracy']:.2f} % averaged model; single nodes "
         f"{summary['test_accuracy_local_min']:.2f} to {summary['test_accuracy_local_max']:.2f} %",
         f"  consensus distance   {summary['consensus_distance']:.4g}",

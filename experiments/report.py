@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from experiments import config, evaluate, plot
 from experiments.data import Dataset
 from experiments.meter import PER_STEP, Meter, aggregate, gradient_norm, slowest_rank
-from experiments.progress import Progress, describe
+from experiments.progress import Progress, count, describe
 from experiments.runfolder import RunFolder, read_metrics
 from gossip import envreport
 from gossip.session import Session
+from gossip.transport.environment import env_size, launched
 
 Line = dict[str, Any]
 
@@ -62,10 +63,10 @@ class Report:
         self._folder.write_text("config.toml", f"# {command()}\n{config.to_toml(args)}")
         self._folder.write_json("env.json", envreport.collect())
         d = sum(p.numel() for p in self._model.parameters())
-        nodes = f"{node.size} nodes" if node.size > 1 else "1 node"
         self._progress.say(
             f"{args.model} ({d:,} parameters) on {args.dataset}; "
-            f"{nodes}, {node.topology.name}, {node.algorithm}, {node.compressor}, {node.device.type}\n"
+            f"{count(node.size, 'node')}, {node.topology.name}, {node.algorithm}, {node.compressor}, "
+            f"{node.device.type}\n"
             f"steps {self._done} to {self._total}, {self._steps_per_epoch} per epoch, "
             f"effective batch {node.size * args.batch_size}, into {self._folder.path}"
         )
@@ -175,8 +176,9 @@ class Report:
 
 
 def command() -> str:
-    """What was typed, without mpirun."""
-    return shlex.join(["python", "-m", "experiments.train", *sys.argv[1:]])
+    """What was typed."""
+    start = f"mpirun -n {env_size()} " if launched() else ""
+    return start + shlex.join(["python", "-m", "experiments.train", *sys.argv[1:]])
 
 
 def _plain(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

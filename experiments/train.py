@@ -11,24 +11,35 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
+import os
+import sys
+import warnings
 from collections.abc import Sequence
 
 from torch.nn.functional import cross_entropy
 
 import gossip
 from experiments import config, data, recipe
-from experiments.agree import EXIT_CODE_STOPPED, Agreement, StopSignal
+from experiments.agree import EXIT_CODE_INTERRUPTED, EXIT_CODE_STOPPED, Agreement, StopSignal
 from experiments.meter import Meter
 from experiments.report import Report
 from experiments.runfolder import RunFolder
 from experiments.state import RunState
 from gossip import cli
 from gossip.errors import DivergedError
+from gossip.transport.environment import launched
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command; exits with the job's exit code."""
-    cli.run(lambda: run(argv))
+    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
+    try:
+        cli.run(lambda: run(argv))
+    except KeyboardInterrupt:
+        if launched():
+            raise  # the transport ends the other ranks too
+        print("interrupted", file=sys.stderr, flush=True)
+        os._exit(EXIT_CODE_INTERRUPTED)  # virtual nodes are threads, which cannot be told to end
 
 
 def run(argv: Sequence[str] | None = None) -> int:

@@ -56,10 +56,12 @@ def _algorithm(name: str) -> Iterator[str]:
     else:
         yield f"topologies: any, {'changing ones too' if method.allows_schedule else 'fixed'}"
     if method.sends_exact:
-        yield "compressors: not used, messages are float32"
+        yield f"compressors: not used, messages are {method.messages}"
         return
     warned = [codec for codec, words in _warnings(method) if words]
-    yield f"compressors: all{', with a warning: ' + ', '.join(warned) if warned else ''}"
+    own = method.default_compressor
+    default = "" if own == "identity" else f"{own} unless one is named; "
+    yield f"compressors: {default}all{', with a warning: ' + ', '.join(warned) if warned else ''}"
 
 
 def _warnings(method: type[Algorithm]) -> Iterator[tuple[str, list[str]]]:

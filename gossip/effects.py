@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -41,11 +41,16 @@ def message_key(*numbers: int) -> int:
 
 @dataclass(frozen=True)
 class Expect:
-    """A message that a round will receive: from rank `frm`, in `slot`, float32 if `exact` else compressed."""
+    """A message that a round will receive: from rank `frm`, in `slot`, of `size` values (None: the bucket's).
+
+    It is float32 if `exact`; else `codec` decodes it (None: the node's own).
+    """
 
     frm: int
     exact: bool = False
     slot: int = 0
+    codec: Compressor | None = None
+    size: int | None = None
 
 
 class Effect:
@@ -81,52 +86,60 @@ class Arrival(Effect):
 
 @dataclass(frozen=True)
 class Message:
-    """One received payload. `exact` ones are float32; others go through the codec."""
+    """One received payload of `size` values: float32 where `codec` is None, else what `codec` decodes."""
 
     payload: Tensor
-    exact: bool
+    codec: Compressor | None
+    size: int
     node: Node
 
     def decoded(self) -> Tensor:
-        """The message's values, float32 [n] on the bucket's device. Read only."""
+        """The message's values, float32 [size] on the bucket's device. Read only."""
         start = time.perf_counter()
-        if self.exact:
+        if self.codec is None:
             v = from_bytes(self.payload, torch.float32).to(self.node.device)
         else:
-            v = self.node.compressor.decode(self.payload.to(self.node.device), self.node.n)
+            v = self.codec.decode(self.payload.to(self.node.device), self.size)
         self.node.stats.decode += time.perf_counter() - start
         return v
 
     def add_to(self, out: Tensor, alpha: float = 1.0) -> None:
         """``out += alpha * decoded``, in place; bitwise that at alpha = 1."""
         start = time.perf_counter()
-        if self.exact:
+        if self.codec is None:
             out.add_(from_bytes(self.payload, torch.float32).to(out.device), alpha=alpha)
         else:
-            self.node.compressor.decode_add(self.payload.to(out.device), out, alpha)
+            self.codec.decode_add(self.payload.to(out.device), out, alpha)
         self.node.stats.decode += time.perf_counter() - start
+
+
+@dataclass(frozen=True)
+class Posted:
+    """A posted receive, and how to read what comes: `codec` (None: float32) on `size` values."""
+
+    receipt: Receipt
+    codec: Compressor | None
+    size: int
 
 
 @dataclass(frozen=True)
 class Receive(Arrival):
     """The messages of some ranks; the result is ``{rank: Message}``, ranks ascending."""
 
-    receipts: dict[int, tuple[Receipt, bool]]
+    posted: dict[int, Posted]
     node: Node
 
     @property
     def ready(self) -> bool:
-        return all(receipt.done for receipt, _ in self.receipts.values())
+        return all(p.receipt.done for p in self.posted.values())
 
     def result(self) -> dict[int, Message]:
-        for j in self.receipts:
+        for j in self.posted:
             self.node.heard[j] = self.node.t
-        return {
-            j: Message(receipt.payload(), exact, self.node) for j, (receipt, exact) in self.receipts.items()
-        }
+        return {j: Message(p.receipt.payload(), p.codec, p.size, self.node) for j, p in self.posted.items()}
 
     def missing(self) -> set[int]:
-        return {j for j, (receipt, _) in self.receipts.items() if not receipt.done}
+        return {j for j, p in self.posted.items() if not p.receipt.done}
 
 
 @dataclass(frozen=True)
@@ -155,6 +168,7 @@ class Node:
         t: the round, counted from 1.
         n: number of values in the bucket; `segments` names the parameters inside it.
         compressor: the codec, bound to the bucket's segments.
+        adopted: per segment, what `Algorithm.adopt` has taken over from the user's optimizer.
     """
 
     transport: Transport
@@ -167,6 +181,7 @@ class Node:
     seed: int
     tag: int
     channel: int
+    adopted: tuple[Any, ...] = ()
     t: int = 0
     heard: dict[int, int] = field(default_factory=dict)
 
@@ -174,7 +189,7 @@ class Node:
         self.rank, self.size = self.transport.rank, self.transport.size
         self.n = sum(segment.size for segment in self.segments)
         self._sends = 0
-        self._receipts: dict[tuple[int, int], tuple[Receipt, bool]] = {}
+        self._posted: dict[tuple[int, int], Posted] = {}
 
     # -- the graph ---------------------------------------------------------------------------------
 
@@ -209,24 +224,33 @@ class Node:
 
     # -- sending and waiting -----------------------------------------------------------------------
 
-    def send(self, v: Tensor, to: Iterable[int] | None = None, exact: bool = False, slot: int = 0) -> Tensor:
-        """Encode v (float32 [n]), post it to `to` (all out-neighbours by default); never waits.
+    def send(
+        self,
+        v: Tensor,
+        to: Iterable[int] | None = None,
+        exact: bool = False,
+        slot: int = 0,
+        codec: Compressor | None = None,
+    ) -> Tensor:
+        """Encode v (float32 [m]), post it to `to` (all out-neighbours by default); never waits.
 
-        Returns C(v) exactly as the receivers will apply it (v itself when exact).
+        `codec` is the node's by default, which is made for vectors of the bucket's length. Returns C(v)
+        exactly as the receivers will apply it (v itself when exact).
         """
+        codec = self.compressor if codec is None else codec
         start = time.perf_counter()
         if exact:
             own, payload = v, as_bytes(v)
         else:
             key = message_key(self.seed, self.rank, self.t, self.bucket, self._sends)
-            payload = self.compressor.encode(v, key)
+            payload = codec.encode(v, key)
         self.stats.encode += time.perf_counter() - start
         self._sends += 1
         for j in self.out_neighbors if to is None else to:
             self.transport.post(payload, j, self.tag + slot)
         if not exact:
             start = time.perf_counter()
-            own = self.compressor.decode(payload, self.n)
+            own = codec.decode(payload, v.numel())
             self.stats.decode += time.perf_counter() - start
             self.stats.sample_error(v, own, self.t)
         return own
@@ -246,10 +270,10 @@ class Node:
     def receive(self, frm: Iterable[int] | None = None, slot: int = 0) -> Receive:
         """The messages of `frm` (all in-neighbours by default) in `slot`: ``{rank: Message}``."""
         ranks = self.in_neighbors if frm is None else sorted(frm)
-        return Receive({j: self._receipts[j, slot] for j in ranks}, self)
+        return Receive({j: self._posted[j, slot] for j in ranks}, self)
 
     def mean(self, v: Tensor) -> Mean:
-        """The exact mean of v (float32 [n]) over all ranks."""
+        """The exact mean of v (float32 [m]) over all ranks; it starts at once."""
         return Mean(self.transport.start_mean(v, self.channel))
 
     # -- for the engine ----------------------------------------------------------------------------
@@ -257,12 +281,10 @@ class Node:
     def open(self, expected: Iterable[Expect]) -> None:
         """Enter round `t`: post its receives."""
         self._sends = 0
-        self._receipts = {
-            (e.frm, e.slot): (
-                self.transport.expect(
-                    e.frm, self.tag + e.slot, 4 * self.n if e.exact else self.compressor.max_bytes(self.n)
-                ),
-                e.exact,
-            )
-            for e in expected
-        }
+        self._posted = {(e.frm, e.slot): self._post(e) for e in expected}
+
+    def _post(self, e: Expect) -> Posted:
+        size = self.n if e.size is None else e.size
+        codec = None if e.exact else self.compressor if e.codec is None else e.codec
+        most = 4 * size if codec is None else codec.max_bytes(size)
+        return Posted(self.transport.expect(e.frm, self.tag + e.slot, most), codec, size)

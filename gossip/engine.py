@@ -25,9 +25,8 @@ from gossip.flat import Bucket, FlatModel
 from gossip.stats import Stats
 from gossip.transport.base import Transport
 
-
 TICK_SECONDS = 1e-3
-"""Progress is looked after this often at most: a poll may yield the core, and every hook would ask for one."""
+"""The shortest time between two polls from hooks: a poll may yield the core, and hooks are many."""
 
 
 class Lane:
@@ -106,7 +105,8 @@ class Lane:
 def _diverged(where: dict[str, int]) -> DivergedError:
     return DivergedError(
         f"rank {where['rank']}, round {where['round']}, bucket {where['bucket']}: NaN or infinity in the "
-        "parameters or their gradients. Training has diverged: lower the learning rate, warm up, or take a finer compressor."
+        "parameters or gradients. Training has diverged: lower the learning rate, warm up, or take a finer "
+        "compressor."
     )
 
 

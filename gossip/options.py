@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = group.add_argument
     add("--algorithm", default="dpsgd", help="what nodes send and how they mix, such as dcd (%(default)s)")
     add("--topology", default="ring", help="who talks to whom, such as torus:4x4 (%(default)s)")
-    add("--compressor", default="identity", help="what a message becomes, such as qsgd:bits=8 (%(default)s)")
+    add("--compressor", help="what a message becomes, such as qsgd:bits=8 (the method's; identity for most)")
     add("--weights", default="metropolis", help="rule for the mixing weights of the graph (%(default)s)")
     add(
         "--overlap",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import threading
 import warnings
@@ -16,7 +17,7 @@ from torch.utils.data import Dataset
 
 from compressors import Compressor
 from gossip import spec
-from gossip.algorithms import Algorithm
+from gossip.algorithms import Adoption, Algorithm
 from gossip.effects import SLOTS, Node
 from gossip.engine import Engine, Hook
 from gossip.errors import CheckpointError, UsageError
@@ -25,6 +26,8 @@ from gossip.shard import Shard
 from gossip.stats import Stats
 from gossip.transport import Transport, world
 from topologies import Schedule, Topology
+
+log = logging.getLogger("gossip")
 
 GRADIENT_BUCKET_MB = 25.0
 """Gradient methods exchange buckets of about this size (MiB), as torch's DDP does."""
@@ -36,7 +39,7 @@ def join(
     *,
     algorithm: str | Algorithm = "dpsgd",
     topology: str | Topology | Schedule = "ring",
-    compressor: str | Compressor = "identity",
+    compressor: str | Compressor | None = None,
     weights: str = "metropolis",
     seed: int = 0,
     overlap: bool = True,
@@ -55,7 +58,8 @@ def join(
         model: float32 parameters. Moved to `device` in place, so an optimizer made before stays valid.
         optimizer: any torch optimizer over the model's parameters.
         algorithm, topology, compressor: a spec such as ``"dcd"``, ``"torus:2x4"``, ``"qsgd:bits=4"``, or an
-            object. ``python -m gossip list`` shows them all.
+            object. ``python -m gossip list`` shows them all. Without a compressor the method takes its own:
+            ``identity`` for most.
         weights: the rule that turns a graph into a mixing matrix.
         seed: of the compressors' noise and the order of `Session.shard`; equal on all ranks.
         overlap: False exchanges inside ``step()`` alone: the same numbers, nothing hidden.
@@ -71,20 +75,26 @@ def join(
     transport = world()
     method = spec.make_algorithm(algorithm)
     graph = spec.make_topology(topology, transport.size, weights)
-    codec = spec.make_codec(compressor)
+    codec = spec.make_codec(method.default_compressor if compressor is None else compressor)
     if progress not in ("hooks", "thread"):
         raise UsageError(f"progress={progress!r}: choose 'hooks' or 'thread'.")
     if bucket_mb is not None and bucket_mb <= 0:
         raise UsageError(f"bucket_mb={bucket_mb}: give a size in MiB above 0, or leave it out.")
     _check(method, graph, codec, transport)
     _check_optimizer(model, optimizer)
+    if method.one_bucket and bucket_mb is not None:
+        raise UsageError(
+            f"bucket_mb={bucket_mb:g}: {method} needs the whole gradient at once. Leave bucket_mb out."
+        )
     model.to(_device(model, transport, device))
-    if bucket_mb is None and method.kind == "gradient":
+    if bucket_mb is None and method.kind == "gradient" and not method.one_bucket:
         bucket_mb = GRADIENT_BUCKET_MB
     flat = FlatModel(model, None if bucket_mb is None else int(bucket_mb * 2**20))
+    adoption = method.adopt(optimizer, flat.names)
     _agree(
         transport,
         {
+            "optimizer": [adoption.of(p) for p in flat.names],
             "algorithm": str(method),
             "topology": graph.fingerprint(),
             "compressor": str(codec),
@@ -99,7 +109,9 @@ def join(
         *(p.data for p in model.parameters() if not p.requires_grad),
     ]:
         transport.broadcast(tensor)
-    return Session(model, optimizer, flat, method, graph, codec, transport, seed, overlap, progress, timeout)
+    return Session(
+        model, optimizer, flat, method, graph, codec, transport, seed, overlap, progress, timeout, adoption
+    )
 
 
 def _check(method: Algorithm, graph: Topology | Schedule, codec: Compressor, transport: Transport) -> None:
@@ -175,6 +187,7 @@ class Session:
         algorithm, topology, compressor: the objects in use.
         world: the transport, for collective calls of your own (``world.allgather(value)``).
         stats: times, bytes and compression error; see `gossip.stats.Stats.take`.
+        notes: lines about what the method has decided or taken over by itself; also logged, at INFO.
     """
 
     def __init__(
@@ -190,13 +203,21 @@ class Session:
         overlap: bool,
         progress: str,
         timeout: float,
+        adoption: Adoption,
     ) -> None:
         self.algorithm, self.topology, self.compressor = algorithm, topology, compressor
         self.world, self.rank, self.size = transport, transport.rank, transport.size
         self.device = flat.vector.device
         self.stats = Stats()
         self._model, self._optimizer, self._flat, self._seed = model, optimizer, flat, seed
-        self._optimized = _optimized(optimizer)
+        self._optimized, self._adoption = _optimized(optimizer), adoption
+        segments = [bucket.segments for bucket in flat.buckets]
+        self.notes = tuple(
+            filter(None, [adoption.note, *algorithm.notes(segments, transport.size, compressor)])
+        )
+        if transport.rank == 0:
+            for note in self.notes:
+                log.info(note)
         tag = transport.reserve_tags(SLOTS * len(flat.buckets))
         channel = transport.open_channels(len(flat.buckets))
         nodes = [
@@ -211,6 +232,7 @@ class Session:
                 seed=seed,
                 tag=tag + SLOTS * b,
                 channel=channel + b,
+                adopted=tuple(adoption.of(p) for p in bucket.parameters),
             )
             for b, bucket in enumerate(flat.buckets)
         ]
@@ -239,6 +261,7 @@ class Session:
                 raise UsageError(
                     "the optimizer's parameters changed after join (add_param_group?). Add them before join."
                 )
+            self._adoption.check()
             engine.on_step_begin()
 
         yield model.register_forward_pre_hook(Hook(on_forward))
@@ -289,6 +312,7 @@ class Session:
         self.wait()
         for handle in self._handles:
             handle.remove()
+        self._adoption.release()
         self._stop_progress()
         self.world.barrier()
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from gossip.effects import Effect, Expect, Node
 
 if TYPE_CHECKING:
     from compressors import Compressor
+    from gossip.flat import Segment
     from topologies import Schedule, Topology
 
 State = dict[str, Any]
@@ -42,6 +44,23 @@ def option(default: Any, help: str, **kwargs: Any) -> Any:
     return dataclasses.field(default=default, metadata={"help": help}, **kwargs)
 
 
+class Adoption:
+    """What a method has taken over from the user's optimizer: here, nothing."""
+
+    note = ""
+    """One line for `Session.notes`."""
+
+    def of(self, p: nn.Parameter) -> Any:
+        """What was taken over for `p`; the bucket's nodes find it in `Node.adopted`."""
+        return None
+
+    def check(self) -> None:
+        """Raise UsageError if the user has changed in the optimizer what the method has taken over."""
+
+    def release(self) -> None:
+        """Give it back."""
+
+
 @dataclass(frozen=True)
 class Algorithm(ABC):
     """A method: a frozen dataclass of its hyper-parameters.
@@ -58,7 +77,16 @@ class Algorithm(ABC):
     allows_schedule: ClassVar[bool] = False
     """Works when the graph changes from round to round."""
     sends_exact: ClassVar[bool] = False
-    """Its messages are float32: the compressor is not used."""
+    """The compressor is not used; `messages` says what travels."""
+    messages: ClassVar[str] = "float32"
+    """What the messages are where the compressor is not used."""
+    default_compressor: ClassVar[str] = "identity"
+    """The compressor of `join` where the user names none."""
+
+    @property
+    def one_bucket(self) -> bool:
+        """Whether a round needs the whole gradient at once."""
+        return False
 
     def init(self, x: Tensor, node: Node) -> State:
         """State of one bucket, from the common start x (float32 [n]), equal on all ranks."""
@@ -74,6 +102,18 @@ class Algorithm(ABC):
 
     def check(self, topology: Topology | Schedule, compressor: Compressor) -> Iterator[str]:
         """Warnings about combinations that theory or the literature says will fail."""
+        return iter(())
+
+    def adopt(self, optimizer: Optimizer, parameters: Mapping[nn.Parameter, str]) -> Adoption:
+        """Take over from the user's optimizer what the method itself does for these (named) parameters.
+
+        Raises:
+            UsageError: the method cannot do what this optimizer does.
+        """
+        return Adoption()
+
+    def notes(self, buckets: Sequence[Sequence[Segment]], size: int, compressor: Compressor) -> Iterator[str]:
+        """What the method has decided by itself on `size` nodes, for `Session.notes`."""
         return iter(())
 
     def __str__(self) -> str:

@@ -94,3 +94,18 @@ def ecd_warnings(compressor: Compressor) -> Iterator[str]:
             f"{rounds:.2g} rounds the estimates are off by a whole step. Take compressor grid, or algorithm "
             "dcd or choco, for long runs."
         )
+
+
+def quantization_warnings(method: str, compressor: Compressor) -> Iterator[str]:
+    """Averaging C(g) without error feedback: a biased C never converges, a large omega slows SGD down."""
+    omega = alpha(compressor) ** 2
+    if not compressor.unbiased and omega > SMALL_NOISE:
+        yield (
+            f"{method}: {compressor} is biased, and without error feedback what it loses is lost for good. "
+            f"Take {method}:ef=true."
+        )
+    elif omega > 1:
+        yield (
+            f"{method}: the noise of {compressor} is {omega:.2g} times as large as the gradient (squared "
+            f"norms), so steps must be smaller. Take more bits, a smaller block, or {method}:ef=true."
+        )

@@ -15,37 +15,20 @@ class _Launcher(NamedTuple):
 
     rank: tuple[str, ...]
     size: tuple[str, ...]
-    local_rank: tuple[str, ...]
-    local_size: tuple[str, ...]
 
 
 # First match wins, so the specific ones come first. SLURM_PROCID alone says nothing: a batch script has it
-# too, and a process that srun started without a PMI is alone in its MPI_COMM_WORLD.
+# too, and a process that srun started without a PMI is alone in its MPI_COMM_WORLD. The launchers' local ranks
+# are of no use: Open MPI's need not be in the order of the ranks.
 _LAUNCHERS = (
-    _Launcher(  # Open MPI's mpirun and prterun
-        ("OMPI_COMM_WORLD_RANK",),
-        ("OMPI_COMM_WORLD_SIZE",),
-        ("OMPI_COMM_WORLD_LOCAL_RANK",),
-        ("OMPI_COMM_WORLD_LOCAL_SIZE",),
-    ),
-    _Launcher(  # MVAPICH
-        ("MV2_COMM_WORLD_RANK", "MVP_COMM_WORLD_RANK"),
-        ("MV2_COMM_WORLD_SIZE", "MVP_COMM_WORLD_SIZE"),
-        ("MV2_COMM_WORLD_LOCAL_RANK", "MVP_COMM_WORLD_LOCAL_RANK"),
-        ("MV2_COMM_WORLD_LOCAL_SIZE", "MVP_COMM_WORLD_LOCAL_SIZE"),
-    ),
-    _Launcher(  # Hydra (MPICH, Intel MPI), srun --mpi=pmi2
-        ("PMI_RANK",),
-        ("PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
-        ("MPI_LOCALRANKID", "PALS_LOCAL_RANKID", "SLURM_LOCALID"),
-        ("MPI_LOCALNRANKS", "PALS_LOCAL_SIZE"),
-    ),
-    _Launcher(  # srun --mpi=pmix
-        ("PMIX_RANK",),
-        ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
-        ("SLURM_LOCALID",),
-        (),
-    ),
+    # Open MPI's mpirun and prterun
+    _Launcher(("OMPI_COMM_WORLD_RANK",), ("OMPI_COMM_WORLD_SIZE",)),
+    # MVAPICH
+    _Launcher(("MV2_COMM_WORLD_RANK", "MVP_COMM_WORLD_RANK"), ("MV2_COMM_WORLD_SIZE", "MVP_COMM_WORLD_SIZE")),
+    # Hydra (MPICH, Intel MPI), srun --mpi=pmi2
+    _Launcher(("PMI_RANK",), ("PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")),
+    # srun --mpi=pmix
+    _Launcher(("PMIX_RANK",), ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")),
 )
 
 
@@ -61,12 +44,6 @@ def _launcher() -> _Launcher | None:
     return next((each for each in _LAUNCHERS if _first(each.rank) is not None), None)
 
 
-def _ask(names: str, default: int) -> int:
-    launcher = _launcher()
-    found = None if launcher is None else _first(getattr(launcher, names))
-    return default if found is None else found
-
-
 def launched() -> bool:
     """Whether an MPI launcher (mpirun, mpiexec, srun with a PMI) started this process."""
     return _launcher() is not None
@@ -74,19 +51,11 @@ def launched() -> bool:
 
 def env_rank() -> int:
     """This process's rank; 0 when no launcher started it."""
-    return _ask("rank", 0)
+    launcher = _launcher()
+    return 0 if launcher is None else _first(launcher.rank) or 0
 
 
 def env_size() -> int:
     """Number of processes of the job; 1 when no launcher started it, or when it does not say."""
-    return _ask("size", 1)
-
-
-def env_local_rank() -> int:
-    """This process's place among those of its host; 0 when unknown."""
-    return _ask("local_rank", 0)
-
-
-def env_local_size() -> int:
-    """Number of the job's processes on this host; 1 when unknown."""
-    return _ask("local_size", 1)
+    launcher = _launcher()
+    return 1 if launcher is None else _first(launcher.size) or 1

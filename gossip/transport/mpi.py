@@ -49,7 +49,8 @@ from gossip.transport.base import MeanResult, Pending, Receipt, Transport, as_by
 
 NOTE_BYTES = 1 << 20  # the longest note; a last word takes about 15 bytes per tag
 SPINS = 100  # polls of `wait` before it sleeps; yields to other processes in between
-SHORTEST_SLEEP, LONGEST_SLEEP = 50e-6, 500e-6  # seconds
+SLEEP_SHARE = 0.1  # a wait sleeps this share of the time it has lasted: it ends a little late, but does not take
+SHORTEST_SLEEP, LONGEST_SLEEP = 50e-6, 2e-3  # the core from those who compute every few microseconds (seconds)
 SECOND_HAND = 2.0  # seconds that a rank leaves to one which knows the cause, before it ends the job itself
 LEFT = "finished"  # why a rank is in `departed`, and the value of its note
 CONTROL = -1  # the control plane, counted like a channel of means
@@ -328,20 +329,20 @@ class MPITransport(Transport):
             self._problem = PeerLostError(f"rank {self.rank} has lost a peer: {error.Get_error_string()}")
 
     def wait(self, ready: Callable[[], bool], timeout: float) -> bool:
-        deadline = time.monotonic() + timeout
-        spins, pause = 0, SHORTEST_SLEEP
+        began, spins = time.monotonic(), 0
+        deadline = began + timeout
         while True:
             self.poll()
             if ready():
                 return True
-            if time.monotonic() >= deadline:
+            now = time.monotonic()
+            if now >= deadline:
                 return False
             if spins < SPINS:
                 spins += 1
                 _yield()
             else:
-                time.sleep(pause)
-                pause = min(1.2 * pause, LONGEST_SLEEP)
+                time.sleep(min(max(SLEEP_SHARE * (now - began), SHORTEST_SLEEP), LONGEST_SLEEP))
 
     # -- notes -------------------------------------------------------------------------------------
 
@@ -586,5 +587,7 @@ def install_excepthook(transport: Transport) -> None:
 
 def _print(rank: int, text: str) -> None:
     """`text` on stderr, every line after the rank's name, in one write so that ranks do not interleave."""
-    sys.stderr.write("".join(f"rank {rank}: {line}\n" for line in text.rstrip().splitlines()))
+    name = f"rank {rank}"
+    lines = (line if line.startswith(name) else f"{name}: {line}" for line in text.rstrip().splitlines())
+    sys.stderr.write("".join(f"{line}\n" for line in lines))
     sys.stderr.flush()

@@ -33,7 +33,7 @@ def test_a_run_is_drawn(tmp_path: Path, diverged: bool) -> None:
 
 def test_several_runs_in_one_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
-    folders = [str(run(tmp_path / name)) for name in ("a", "b", "c")]
+    folders = [str(run(tmp_path / name)) for name in ("a", "b", "c", "again/a")]
     plot.main([*folders, "--out", str(tmp_path)])
     assert capsys.readouterr().out.strip() == str(tmp_path / "training.png")
     assert (tmp_path / "training.png").exists()

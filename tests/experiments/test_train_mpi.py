@@ -1,4 +1,4 @@
-"""The training script under a real mpirun: the same numbers as on virtual nodes, and one exit code for the job."""
+"""The training script under mpirun: the same numbers as on virtual nodes, and one exit code for the job."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_sigterm_on_one_rank_stops_all_after_a_checkpoint(mpirun: Any, tmp_path:
     ran = mpirun(3, "-c", code, *SMALL, "--epochs", "100", "--out", str(tmp_path / "a"))
     assert ran.returncode == 143, ran.stderr
     assert ran.stdout.count("stopped as asked") == 1
-    (saved,) = (tmp_path / "a" / "checkpoint").glob("step-*/complete")
+    *_, saved = sorted((tmp_path / "a" / "checkpoint").glob("step-*/complete"))
     assert json.loads(saved.read_text())["step"] in range(6, 20)
 
 
@@ -79,5 +79,5 @@ def test_a_usage_error_is_printed_once_with_code_2(mpirun: Any, tmp_path: Path) 
         3, "-m", "experiments.train", *SMALL, "--topology", "torus:4x4", "--out", str(tmp_path / "a")
     )
     assert ran.returncode == 2, ran.stderr
-    assert ran.stderr.count("torus:4x4") == 1 and "Traceback" not in ran.stderr
+    assert ran.stderr.count("has 16 nodes") == 1 and "Traceback" not in ran.stderr
     assert not (tmp_path / "a").exists()

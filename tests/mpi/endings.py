@@ -1,7 +1,11 @@
-"""Ways in which a job can end: ``mpirun -n N python -m tests.mpi.endings NAME``."""
+"""Ways in which a job can end: ``mpirun -n N python -m tests.mpi.endings NAME``.
+
+Rank 0 prints the time at which all ranks were there.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import sys
@@ -23,7 +27,9 @@ def receive_for_ever(world: Transport) -> None:
     receipt = world.expect(left, 7, 100)
     world.wait(lambda: receipt.done or left in world.departed, 60)
     if not receipt.done:
-        raise PeerLostError(f"rank {world.rank} waits for rank {left}, which has left ({world.departed[left]})")
+        raise PeerLostError(
+            f"rank {world.rank} waits for rank {left}, which has left ({world.departed[left]})"
+        )
     raise AssertionError("nobody sends this")
 
 
@@ -139,14 +145,22 @@ def is_interrupted(world: Transport) -> None:
     receive_for_ever(world)
 
 
+def fail() -> None:
+    raise ZeroDivisionError("in a thread of the child")
+
+
+def fail_in_thread() -> None:
+    thread = threading.Thread(target=fail)
+    thread.start()
+    thread.join()
+
+
 def forks(world: Transport) -> None:
-    """A child process is no rank: its end and its errors are its own."""
-    if world.rank == 1:
-        child = os.fork()
-        if child == 0:
-            raise ZeroDivisionError("in the child")
-        _, status = os.waitpid(child, 0)
-        assert os.waitstatus_to_exitcode(status) == 1
+    """A child process, such as a data loader's worker, is no rank: its errors and its end are its own."""
+    child = multiprocessing.get_context("fork").Process(target=fail_in_thread)
+    child.start()
+    child.join()
+    assert child.exitcode == 0
     world.barrier()
 
 
@@ -169,4 +183,8 @@ ENDINGS: dict[str, Callable[[Transport], None]] = {
 }
 
 if __name__ == "__main__":
-    ENDINGS[sys.argv[1]](gossip.world())
+    transport = gossip.world()
+    transport.barrier()
+    if transport.rank == 0:
+        print(f"started {time.time()}", flush=True)
+    ENDINGS[sys.argv[1]](transport)
