@@ -25,7 +25,7 @@ from gossip.flat import Bucket, FlatModel
 from gossip.stats import Stats
 from gossip.transport.base import Transport
 
-TICK_SECONDS = 1e-3
+TICK_SECONDS = 5e-3
 """The shortest time between two polls from hooks: a poll may yield the core, and hooks are many."""
 
 
