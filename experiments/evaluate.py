@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from experiments.data.augment import augment
 from gossip.session import Session
 from gossip.transport.base import Transport
 
@@ -70,12 +71,18 @@ def averaged_model(
 
     Args:
         batch_norm: where its running statistics come from: ``recompute`` (from `images`, the training
-            set), ``average`` (the mean of the nodes') or ``local`` (this node's own).
+            set, augmented), ``average`` (the mean of the nodes') or ``local`` (this node's own).
     """
     average = copy.deepcopy(model)
     average.load_state_dict(session.averaged_state_dict("local" if batch_norm == "local" else "average"))
     if batch_norm == "recompute":
-        recompute_batch_norm(average, images, forward, session.world)
+        # Augmented, as in training: statistics of plain images cost ResNet-20 on CIFAR-10 almost two points.
+        generator = torch.Generator().manual_seed(session.rank)
+
+        def augmented(model: nn.Module, x: Tensor) -> Tensor:
+            return forward(model, augment(x, generator))
+
+        recompute_batch_norm(average, images, augmented, session.world)
     return average.eval()
 
 
