@@ -11,10 +11,12 @@ for seed in 1 2; do
         algorithm=${row%%:*} compressor=${row#*:}
         run=$out/$algorithm-$(echo "$compressor" | tr -d ':=')-seed$seed
         [ -e "$run/summary.json" ] && continue
-        mkdir -p "$run"
+        mkdir -p "$out"
+        echo "$run"
         mpirun -n 8 python -m experiments.train --model resnet20 --dataset cifar10 --data-dir "$data" \
             --algorithm "$algorithm" --compressor "$compressor" --topology ring --epochs 5 --batch-size 16 \
-            --lr 0.1 --lr-schedule cosine --amp bf16 --seed $seed --out "$run" --overwrite 2>&1 | tee "$out/log.txt"
+            --lr 0.1 --lr-schedule cosine --amp bf16 --seed $seed --out "$run" --overwrite \
+            > "$out/log.txt" 2>&1 || { cat "$out/log.txt"; exit 1; }
         mv "$out/log.txt" "$run/log.txt"
     done
 done
