@@ -368,34 +368,31 @@ class Session:
         self.wait()
         return [lane.state for lane in self._engine.lanes]
 
+    def _identity(self) -> dict[str, Any]:
+        """What a state belongs to: another method, codec, graph, seed or rank would go on differently."""
+        return {
+            "algorithm": str(self.algorithm),
+            "compressor": str(self.compressor),
+            "topology": self.topology.fingerprint(),
+            "seed": self._seed,
+            "size": self.size,
+            "rank": self.rank,
+        }
+
     def state_dict(self) -> dict[str, Any]:
         """This node's algorithm state, round and parameters: tensors, numbers and strings only.
 
         Save it with the model's, the optimizer's and your sampler's. Every rank saves its own, between steps.
         """
-        return {
-            "algorithm": str(self.algorithm),
-            "compressor": str(self.compressor),
-            "topology": self.topology.fingerprint(),
-            "size": self.size,
-            "rank": self.rank,
-            **self._engine.state_dict(),
-        }
+        return {**self._identity(), **self._engine.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`, bitwise. Call it after join and before the first forward.
 
         Raises:
-            CheckpointError: the state belongs to another method, codec, graph, rank or number of ranks.
+            CheckpointError: the state belongs to another method, codec, graph, seed, rank or number of ranks.
         """
-        mine = {
-            "algorithm": str(self.algorithm),
-            "compressor": str(self.compressor),
-            "topology": self.topology.fingerprint(),
-            "size": self.size,
-            "rank": self.rank,
-        }
-        for name, value in mine.items():
+        for name, value in self._identity().items():
             if state[name] != value:
                 raise CheckpointError(
                     f"the checkpoint was written with {name} = {state[name]}, but this run has {value}. "

@@ -18,8 +18,8 @@ class _Launcher(NamedTuple):
 
 
 # First match wins, so the specific ones come first. SLURM_PROCID alone says nothing: a batch script has it
-# too, and a process that srun started without a PMI is alone in its MPI_COMM_WORLD. The launchers' local ranks
-# are of no use: Open MPI's need not be in the order of the ranks.
+# too, and a process that srun started without a PMI is alone in its MPI_COMM_WORLD. Launchers also tell local
+# ranks, but those of Open MPI need not be in the order of the ranks.
 _LAUNCHERS = (
     # Open MPI's mpirun and prterun
     _Launcher(("OMPI_COMM_WORLD_RANK",), ("OMPI_COMM_WORLD_SIZE",)),

@@ -226,7 +226,8 @@ class LocalTransport(Transport):
     def broadcast(self, x: Tensor, root: int = 0) -> None:
         values = self.allgather(x.detach().clone() if self.rank == root else None)
         if self.rank != root:
-            x.copy_(values[root])
+            with torch.no_grad():
+                x.copy_(values[root])
 
     def close(self, timeout: float = 300.0) -> None:
         if self.rank in self.departed:

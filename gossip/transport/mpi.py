@@ -49,8 +49,8 @@ from gossip.transport.base import MeanResult, Pending, Receipt, Transport, as_by
 
 NOTE_BYTES = 1 << 20  # the longest note; a last word takes about 15 bytes per tag
 SPINS = 100  # polls of `wait` before it sleeps; yields to other processes in between
-SLEEP_SHARE = 0.1  # a wait sleeps this share of the time it has lasted: it ends a little late, but does not take
-SHORTEST_SLEEP, LONGEST_SLEEP = 50e-6, 2e-3  # the core from those who compute every few microseconds (seconds)
+SLEEP_SHARE = 0.1  # a wait sleeps this share of the time it has lasted: it ends a little late, but takes the
+SHORTEST_SLEEP, LONGEST_SLEEP = 50e-6, 2e-3  # core rarely from the ranks that compute (seconds)
 SECOND_HAND = 2.0  # seconds that a rank leaves to one which knows the cause, before it ends the job itself
 LEFT = "finished"  # why a rank is in `departed`, and the value of its note
 CONTROL = -1  # the control plane, counted like a channel of means
@@ -324,7 +324,7 @@ class MPITransport(Transport):
             )
         elif isinstance(operation, (_Send, _Receive)):
             peer = operation.to if isinstance(operation, _Send) else operation.frm
-            self.departed.setdefault(peer, f"connection lost: {error.Get_error_string()}")
+            self._depart(peer, f"connection lost: {error.Get_error_string()}")
         else:
             self._problem = PeerLostError(f"rank {self.rank} has lost a peer: {error.Get_error_string()}")
 
@@ -362,14 +362,18 @@ class MPITransport(Transport):
         try:
             self._track(self._notes_comm.Isend([data, MPI.BYTE], peer), send)
         except MPI.Exception as error:
-            self.departed.setdefault(peer, f"connection lost: {error.Get_error_string()}")
+            self._depart(peer, f"connection lost: {error.Get_error_string()}")
 
     def _listen(self) -> None:
         receive = _NoteReceive()
         self._track(self._notes_comm.Irecv([receive.data, MPI.BYTE], MPI.ANY_SOURCE), receive)
 
     def _record(self, sender: int, kind: str, value: Any) -> None:
-        self.notes.setdefault(kind, {})[sender] = value
+        # A new dict, because another thread may be iterating over the old one.
+        self.notes[kind] = {**self.notes.get(kind, {}), sender: value}
+
+    def _depart(self, rank: int, why: str) -> None:
+        self.departed = {rank: why, **self.departed}
 
     def _hear(self, sender: int, text: bytes) -> None:
         kind, value = json.loads(text)
@@ -414,7 +418,10 @@ class MPITransport(Transport):
         with self._lock:
             self._started[CONTROL] += 1
             collective = _Collective(CONTROL, self._started[CONTROL])
-            self._track(start(self._control), collective)
+            try:
+                self._track(start(self._control), collective)
+            except MPI.Exception as error:
+                raise PeerLostError(f"rank {self.rank} cannot start a {name}: {error}") from error
         self.wait(lambda: collective.done or self._obstacle(collective) is not None, math.inf)
         if not collective.done:
             raise PeerLostError(f"rank {self.rank} waits in a {name}, but {self._obstacle(collective)}")
@@ -484,7 +491,7 @@ class MPITransport(Transport):
             )
             if in_vain or complete:
                 self._undecided.discard(rank)
-                self.departed.setdefault(rank, LEFT)
+                self._depart(rank, LEFT)
 
     def _lost(self) -> set[int]:
         """Ranks that are gone without a word."""

@@ -12,7 +12,14 @@ import torch
 from torch import Tensor, nn
 
 import gossip
-from gossip.errors import DeadlockError, DivergedError, PeerLostError, UsageError, WatchdogError
+from gossip.errors import (
+    CheckpointError,
+    DeadlockError,
+    DivergedError,
+    PeerLostError,
+    UsageError,
+    WatchdogError,
+)
 from tests.training import Net, batches, flat, sgd, train
 
 METHODS = ["local", "allreduce", "dpsgd", "dcd", "ecd", "choco", "deepsqueeze", "naive"]
@@ -469,3 +476,25 @@ def test_two_models_side_by_side() -> None:
     results = gossip.launch(both, 3)
     assert all(torch.equal(b, results[0][1]) for _, b in results)
     assert not torch.equal(results[0][0], results[1][0])
+
+
+@pytest.mark.parametrize(
+    ("field", "options"),
+    [
+        ("algorithm", {"algorithm": "choco"}),
+        ("compressor", {"compressor": "qsgd:bits=4"}),
+        ("topology", {"topology": "complete"}),
+        ("seed", {"seed": 1}),
+    ],
+)
+def test_a_state_of_another_run_is_refused(field: str, options: dict[str, Any]) -> None:
+    base = {"algorithm": "dcd", "compressor": "qsgd:bits=8", "topology": "ring"}
+
+    def load() -> None:
+        model = Net()
+        state = gossip.join(model, sgd(model), **base).state_dict()
+        other = Net()
+        gossip.join(other, sgd(other), **{**base, **options}).load_state_dict(state)
+
+    with pytest.raises(CheckpointError, match=f"written with {field} = "):
+        gossip.launch(load, 4)

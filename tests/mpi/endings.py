@@ -5,7 +5,6 @@ Rank 0 prints the time at which all ranks were there.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import sys
@@ -17,7 +16,7 @@ import torch
 
 import gossip
 from gossip.errors import DivergedError, PeerLostError, UsageError
-from gossip.transport.base import Transport
+from gossip.transport.base import Pending, Transport
 from tests.transport_laws import message, neighbors, wait_for
 
 
@@ -31,6 +30,10 @@ def receive_for_ever(world: Transport) -> None:
             f"rank {world.rank} waits for rank {left}, which has left ({world.departed[left]})"
         )
     raise AssertionError("nobody sends this")
+
+
+def wait_or_departed(world: Transport, pending: Pending) -> None:
+    world.wait(lambda: pending.done or 1 in world.departed, 60)
 
 
 def raises(world: Transport) -> None:
@@ -70,7 +73,7 @@ def exits_before_mean(world: Transport) -> None:
     if world.rank == 1:
         sys.exit(5)
     pending = world.start_mean(torch.ones(1_000_000), channel)
-    world.wait(lambda: pending.done or 1 in world.departed, 60)
+    wait_or_departed(world, pending)
     raise PeerLostError(f"rank 1 has left ({world.departed[1]})")
 
 
@@ -105,11 +108,11 @@ def leaves_in_turn(world: Transport) -> None:
         time.sleep(0.5)
         for number, length in enumerate(lengths):
             receipt = world.expect(1, 5, length)
-            world.wait(lambda receipt=receipt: receipt.done or 1 in world.departed, 60)
+            wait_or_departed(world, receipt)
             assert receipt.done, "declared departed while a message was on its way"
             assert torch.equal(receipt.payload(), message(length, 1, number))
     mean = world.start_mean(torch.full((1000,), 1.0), channel)
-    world.wait(lambda: mean.done or 1 in world.departed, 60)
+    wait_or_departed(world, mean)
     assert mean.done and bool((mean.value() == 1).all())
     world.barrier()
     assert world.wait(lambda: 1 in world.departed and world.notes["left"][1] == "finished", 60)
@@ -123,12 +126,6 @@ def leaves_in_turn(world: Transport) -> None:
 
 def wrong_usage(world: Transport) -> None:
     raise UsageError("type this instead")
-
-
-def wrong_usage_on_one(world: Transport) -> None:
-    if world.rank == 1:
-        raise UsageError("type this instead")
-    receive_for_ever(world)
 
 
 def diverges(world: Transport) -> None:
@@ -145,25 +142,6 @@ def is_interrupted(world: Transport) -> None:
     receive_for_ever(world)
 
 
-def fail() -> None:
-    raise ZeroDivisionError("in a thread of the child")
-
-
-def fail_in_thread() -> None:
-    thread = threading.Thread(target=fail)
-    thread.start()
-    thread.join()
-
-
-def forks(world: Transport) -> None:
-    """A child process, such as a data loader's worker, is no rank: its errors and its end are its own."""
-    child = multiprocessing.get_context("fork").Process(target=fail_in_thread)
-    child.start()
-    child.join()
-    assert child.exitcode == 0
-    world.barrier()
-
-
 ENDINGS: dict[str, Callable[[Transport], None]] = {
     ending.__name__: ending
     for ending in (
@@ -175,10 +153,8 @@ ENDINGS: dict[str, Callable[[Transport], None]] = {
         forgets,
         leaves_in_turn,
         wrong_usage,
-        wrong_usage_on_one,
         diverges,
         is_interrupted,
-        forks,
     )
 }
 

@@ -7,7 +7,11 @@ Rank 0 prints, as JSON, the names that every rank has passed. A failure ends the
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import multiprocessing
+import threading
 import time
 from collections.abc import Callable
 
@@ -64,6 +68,27 @@ def bad_calls_are_refused(transport: Transport) -> None:
         raise AssertionError(kind)
 
 
+def fail() -> None:
+    raise ZeroDivisionError("in a thread of the child")
+
+
+def fail_in_thread() -> None:
+    with contextlib.redirect_stderr(io.StringIO()):
+        thread = threading.Thread(target=fail)
+        thread.start()
+        thread.join()
+
+
+def a_child_process_is_no_rank(transport: Transport) -> None:
+    """The errors and the end of a fork, such as a data loader's worker, are its own."""
+    if transport.rank == 0:
+        child = multiprocessing.get_context("fork").Process(target=fail_in_thread)
+        child.start()
+        child.join()
+        assert child.exitcode == 0
+    transport.barrier()
+
+
 ONLY_MPI: dict[str, Callable[[Transport], None]] = {
     law.__name__: law
     for law in (
@@ -71,6 +96,7 @@ ONLY_MPI: dict[str, Callable[[Transport], None]] = {
         wait_gives_up,
         too_long_a_message_is_an_error,
         bad_calls_are_refused,
+        a_child_process_is_no_rank,
     )
 }
 
