@@ -15,8 +15,20 @@ from experiments.data import Dataset, partition
 from experiments.data.augment import normalize
 from experiments.data.batches import Batches
 from experiments.evaluate import Forward
+from gossip import spec
 from gossip.session import Session
 from gossip.shard import seed_for
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raise `UsageError` for a name or an option that does not exist: at once, not when the data is there."""
+    method = spec.make_algorithm(args.algorithm)
+    spec.make_codec(args.compressor or method.default_compressor)
+    spec.make_topology(args.topology, args.nodes, args.weights)
+    schedules.lr_factor(args.lr_schedule, args.epochs, args.lr_warmup)
+    partition.split(np.zeros(args.nodes), args.nodes, args.partition, args.seed)
+    with torch.device("meta"):
+        models.build(args.model)
 
 
 def build_model(args: argparse.Namespace, classes: int) -> nn.Module:

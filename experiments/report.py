@@ -70,6 +70,8 @@ class Report:
             f"steps {self._done} to {self._total}, {self._steps_per_epoch} per epoch, "
             f"effective batch {node.size * args.batch_size}, into {self._folder.path}"
         )
+        for note in node.notes:
+            self._progress.say(f"note: {note}")
 
     def say(self, text: str) -> None:
         """A line on the terminal."""

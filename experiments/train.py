@@ -56,6 +56,7 @@ def train(args: argparse.Namespace, stop_signal: StopSignal) -> int:
     world = gossip.world()
     folder = RunFolder(args.out)
     folder.check(args.resume, args.overwrite)
+    recipe.check(args)
     dataset = data.load(args.dataset, args.data_dir, world)
 
     model = recipe.build_model(args, len(dataset.classes))

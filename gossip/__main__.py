@@ -1,9 +1,10 @@
-"""``python -m gossip list`` and ``python -m gossip env``; both work with and without mpirun."""
+"""``python -m gossip list``, ``env`` and ``bench``; all work with and without mpirun."""
 
 from __future__ import annotations
 
 import json
 
+from gossip import bench
 from gossip.catalog import PAGES, catalog
 from gossip.cli import ArgumentParser, run
 from gossip.envreport import as_text, collect
@@ -24,11 +25,14 @@ def main() -> int:
         action="store_true",
         help='settings for mpirun as root or on few cores: eval "$(python -m gossip env --shell)"',
     )
+    bench.add_arguments(commands.add_parser("bench", help="how long compressors take, beside a plain copy"))
     args = parser.parse_args()
     if env_rank() != 0:
         return 0
     if args.command == "list":
         print("\n\n\n".join(catalog(what) for what in ([args.what] if args.what else PAGES)))
+    elif args.command == "bench":
+        bench.run(args)
     elif args.shell:
         print(shell_exports())
     else:

@@ -134,7 +134,7 @@ class FlatModel:
         """Raise UsageError if some parameter no longer lives in the flat vector."""
         start = self.vector.data_ptr()
         for home, key, p in self._homes:
-            if home.get(key) is not p or p.data_ptr() != start + 4 * self.offset[p]:
+            if home.get(key) is not p or (p.numel() and p.data_ptr() != start + 4 * self.offset[p]):
                 raise UsageError(
                     f"parameter {self.names[p]!r} was moved after join (by .to(...), .half(), .cuda() or "
                     "load_state_dict(assign=True)), so neighbours no longer see it. Do that before join."

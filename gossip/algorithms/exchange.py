@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
 Gather = Literal["auto", "all", "scatter"]
 
-ROUND_TRIP = 1 << 16
-"""Bytes that a second trip through the network is worth: 0.5 ms at 1 Gbit/s."""
+ROUND_TRIP = 1 << 18
+"""Bytes that a second trip through the network is worth: 20 ms at 100 Mbit/s. Between 4 ranks on one busy
+host both ways took the same time where scatter saved 390 kB (experiments/bench/gather_or_scatter.py)."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from compressors import (
     TopK,
     relative_error,
 )
-from compressors.noise import derive_key, random_words, rounding_noise
+from compressors.noise import derive_key
 from compressors.packing import pack, packed_bytes, to_bytes, unpack
 from compressors.randk import random_indices
 
@@ -42,23 +42,13 @@ def round_trip(codec: Compressor, x: Tensor, key: int = 1) -> Tensor:
 
 @pytest.mark.parametrize("width", range(1, 18))
 def test_packing(width: int) -> None:
-    for n in (0, 1, 7, 8, 9, 1001):
+    for n in (0, 1, 7, 8, 9, 512, 1001):
         generator = torch.Generator().manual_seed(n)
         codes = torch.randint(0, 1 << width, (n,), dtype=torch.int32, generator=generator)
         codes = codes if width > 8 else codes.to(torch.uint8)
         data = to_bytes(*pack(codes, width))
         assert data.numel() == packed_bytes(n, width) <= n * width / 8 + 3
         assert torch.equal(unpack(data, n, width), codes)
-
-
-def test_noise_is_uniform_and_64_bits_of_key_count() -> None:
-    u = rounding_noise(200_000, key=3)
-    assert -0.5 <= float(u.min()) < -0.4999 and 0.4999 < float(u.max()) <= 0.5
-    assert abs(float(u.double().mean())) < 4 * (1 / 12 / 200_000) ** 0.5
-    assert abs(float(u.double().var()) - 1 / 12) < 4 * (1 / 180 / 200_000) ** 0.5
-    keys = [0, 1, 1 << 31, 1 << 32, 1 << 63, (1 << 64) - 1, *(derive_key(0, i) for i in range(100))]
-    assert len({tuple(random_words(4, key).tolist()) for key in keys}) == len(keys)
-    assert random_words(0, 1).numel() == 0 and random_words(3, 1).tolist() == random_words(4, 1).tolist()[:3]
 
 
 @pytest.mark.parametrize(
@@ -210,8 +200,11 @@ def test_sampled_threshold_keeps_the_largest_and_nearly_as_many() -> None:
         rest = x.abs().index_fill(0, sent, 0)
         assert float(x[sent].abs().min()) >= float(rest.max())
         counts.append(len(sent))
-    assert max(counts) == ratio * n and min(counts) > 0.5 * ratio * n
-    assert len(set(counts)) > 1  # the start of the sample depends on the key
+    assert max(counts) == ratio * n and min(counts) > 0.9 * ratio * n
+    # the start of the sample depends on the key: half of the samples see large values only, and misjudge
+    alternating = gaussian(n) * torch.tensor([1.0, 10.0]).repeat(n // 2)
+    counts = [TopK(0.2, "sampled").encode(alternating, key).numel() for key in range(20)]
+    assert len(set(counts)) > 1
 
 
 @pytest.mark.parametrize("codec", [TopK(ratio=2e-7), Threshold(value=0.5), TopK(2e-7, "sampled")], ids=str)
@@ -286,3 +279,25 @@ def test_bad_indices_raise(damage: str) -> None:
         codec.decode(payload, 5)
     with pytest.raises(PayloadError):
         codec.decode_add(payload, torch.zeros(5))
+
+
+def test_of_equal_values_the_first_are_sent() -> None:
+    for n in (100, 200_000):
+        x = torch.ones(n)
+        x[::2] *= -1
+        x[n - 1] = 2
+        for codec in (TopK(0.1), TopK(0.1, "sampled")):
+            sent = round_trip(codec, x).nonzero().view(-1)
+            assert sent.tolist() == [*range(n // 10 - 1), n - 1]
+
+
+def test_exact_selection_where_the_sample_misleads() -> None:
+    """Large values in places that the sample of `exact` misses, or only sees."""
+    n = 300_000
+    for visible in (True, False):
+        x = gaussian(n)
+        seen = torch.zeros(n, dtype=torch.bool)
+        seen[:: n // (1 << 16)] = True
+        x[seen if visible else ~seen] *= 100
+        sent = round_trip(TopK(0.01), x).nonzero().view(-1)
+        assert set(sent.tolist()) == set(torch.topk(x.abs(), 3000).indices.tolist())

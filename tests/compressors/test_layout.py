@@ -12,9 +12,11 @@ from torch import Tensor
 
 from compressors import QSGD, OneBit, RandK, Sign, TopK
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 
 def read_codes(data: bytes, n: int, width: int) -> list[int]:
-    """Code by code, bit by bit: byte i of a p-bit plane of m bytes holds values i, i + m, i + 2m, ..."""
+    """Code by code, bit by bit: byte i of the m of a chunk of 512 holds its values i, i + m, ..."""
     codes, shift = [0] * n, 0
     while width >= 8:
         for i in range(n):
@@ -22,10 +24,13 @@ def read_codes(data: bytes, n: int, width: int) -> list[int]:
         data, width, shift = data[n:], width - 8, shift + 8
     for p in (4, 2, 1):
         if width & p:
-            m = -(-n * p // 8)
-            for i in range(n):
-                codes[i] |= (data[i % m] >> (i // m * p) & ((1 << p) - 1)) << shift
-            data, shift = data[m:], shift + p
+            for start in range(0, n, 512):
+                c = min(512, n - start)
+                m = -(-c * p // 8)
+                for i in range(c):
+                    codes[start + i] |= (data[i % m] >> (i // m * p) & ((1 << p) - 1)) << shift
+                data = data[m:]
+            shift += p
     assert not data
     return codes
 

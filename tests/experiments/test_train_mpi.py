@@ -53,8 +53,10 @@ def test_a_run_equals_that_of_virtual_nodes(mpirun: Any, tmp_path: Path) -> None
         )
         assert all(torch.equal(a["model"][name], b["model"][name]) for name in a["model"])
     a, b = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("mpi", "local"))
-    for name in ("train_loss", "test_accuracy", "bytes_sent_per_step", "messages_sent_per_step"):
+    for name in ("train_loss", "test_accuracy"):
         assert a[name] == pytest.approx(b[name], rel=1e-5), name
+    for name in ("bytes_sent_per_step", "messages_sent_per_step"):  # the last of 24 may still queue
+        assert 23 / 24 * b[name] <= a[name] <= b[name], name
 
 
 def test_sigterm_on_one_rank_stops_all_after_a_checkpoint(mpirun: Any, tmp_path: Path) -> None:
