@@ -24,6 +24,9 @@ from gossip.transport.base import Transport
 
 Key = tuple[int, int, int]  # from, to, tag
 
+INTERRUPT_SECONDS = 10.0
+"""How long an interrupted `launch` lets its nodes end; Python aborts when threads outlive it."""
+
 
 @dataclass
 class _Send:
@@ -291,8 +294,11 @@ def launch(fn: Callable[..., Any], nodes: int, *args: Any) -> list[Any]:
         for thread in pool:
             while thread.is_alive():
                 thread.join(0.2)  # returns now and then, so that signals are handled
-    except BaseException as interrupt:
+    except BaseException as interrupt:  # Ctrl-C: every node ends at its next wait
         world.failure = world.failure or interrupt
+        deadline = time.monotonic() + INTERRUPT_SECONDS
+        for thread in pool:
+            thread.join(max(0.0, deadline - time.monotonic()))
         raise
     finally:
         _set_rng_state(start)

@@ -488,7 +488,7 @@ def test_two_models_side_by_side() -> None:
     ],
 )
 def test_a_state_of_another_run_is_refused(field: str, options: dict[str, Any]) -> None:
-    base = {"algorithm": "dcd", "compressor": "qsgd:bits=8", "topology": "ring"}
+    base: dict[str, Any] = {"algorithm": "dcd", "compressor": "qsgd:bits=8", "topology": "ring"}
 
     def load() -> None:
         model = Net()

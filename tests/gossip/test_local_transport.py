@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -60,3 +63,26 @@ def test_a_collective_without_a_rank_that_left_names_it() -> None:
 def test_nested_calls_see_their_own_node() -> None:
     assert gossip.launch(lambda: gossip.world().rank, 3) == [0, 1, 2]
     assert gossip.world().size == 1
+
+
+FOREVER = """
+import gossip
+def loop():
+    if gossip.world().rank == 0:
+        print("running", flush=True)
+    while True:
+        gossip.world().barrier()
+gossip.launch(loop, 3)
+"""
+
+
+def test_ctrl_c_ends_all_nodes() -> None:
+    """As it ends any Python program: with KeyboardInterrupt, not with an abort because threads are left."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", FOREVER], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "running\n"
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT
+    assert stderr.rstrip().endswith("KeyboardInterrupt")
