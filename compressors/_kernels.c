@@ -16,7 +16,7 @@
 #endif
 
 /* Changes with `struct job`, the exported functions or the bytes; kernels.py compares it. */
-#define ABI 1
+#define ABI 2
 
 #ifdef _WIN32
 #define EXPORT __declspec(dllexport)
@@ -55,14 +55,17 @@ struct job {
     double *stats;    /* [chunks x 3] chunk_stats writes it */
     int32_t *index;   /* select: [n] */
     int64_t *counts;  /* select: [tiles] */
+    const int64_t *places; /* grid: of each row, its number among the rows of its width */
+    const int64_t *groups; /* grid: [33 x 2], of each width where its bytes start and how many values it has */
     int64_t n, block, tile;
     int32_t stat, code, width, tables;
     int32_t do_tables, do_codes; /* encode: which of its two halves */
     int32_t nearest, add, threads;
     int32_t shift, offset; /* a code is (int(value) + offset + noise of `shift` bits) >> shift */
     float bound;           /* |value| up to this */
-    float step;            /* decode: 1 / levels; 0: two values per block */
-    float alpha, threshold;
+    float step;            /* decode: 1 / levels */
+    float alpha;
+    int32_t least; /* select: bits of the smallest magnitude */
     double clip;
     uint32_t key0, key1;
     int64_t next; /* tile to do next */
@@ -125,20 +128,21 @@ INLINE double fold(double *v, int64_t m) {
     return v[0];
 }
 
-/* Sum of TERM over the m values of a chunk; `value` is the value as a double. */
+/* Sum of TERM, a double, over the m values of a chunk; `value` is the value. */
 #define CHUNK_SUM(result, TERM)                                   \
     do {                                                          \
         double v[CHUNK];                                          \
         if (m == CHUNK) {                                         \
             for (int i = 0; i < CHUNK / 2; i++) {                 \
-                double value = x[i], low = (TERM);                \
+                float value = x[i];                               \
+                double first = (TERM);                            \
                 value = x[i + CHUNK / 2];                         \
-                v[i] = low + (TERM);                              \
+                v[i] = first + (TERM);                            \
             }                                                     \
             result = fold256(v);                                  \
         } else {                                                  \
             for (int64_t i = 0; i < m; i++) {                     \
-                double value = x[i];                              \
+                float value = x[i];                               \
                 v[i] = (TERM);                                    \
             }                                                     \
             result = fold(v, m);                                  \
@@ -163,11 +167,11 @@ INLINE int chunk_stat(const float *x, int64_t m, int stat, double s[3]) {
             return 1;
     }
     if (stat == STAT_L2) {
-        CHUNK_SUM(s[0], value * value);
+        CHUNK_SUM(s[0], (double)value * (double)value);
         return !(s[0] <= DBL_MAX);
     }
     if (stat == STAT_CLIP)
-        CHUNK_SUM(s[1], value * value);
+        CHUNK_SUM(s[1], (double)value * (double)value);
     if (stat == STAT_RANGE) {
         float lo = x[0], hi = x[0];
         for (int64_t i = 0; i < m; i++) {
@@ -178,15 +182,15 @@ INLINE int chunk_stat(const float *x, int64_t m, int stat, double s[3]) {
         s[1] = hi;
     }
     if (stat == STAT_MEAN) {
-        CHUNK_SUM(s[0], fabs(value));
+        CHUNK_SUM(s[0], (double)fabsf(value));
         return !(s[0] <= DBL_MAX);
     }
     if (stat == STAT_MEANS) {
         int32_t count = 0;
         for (int64_t i = 0; i < m; i++)
             count += x[i] >= 0;
-        CHUNK_SUM(s[0], value >= 0 ? value : 0.0);
-        CHUNK_SUM(s[1], value >= 0 ? 0.0 : -value);
+        CHUNK_SUM(s[0], (double)(value >= 0 ? value : 0.0f));
+        CHUNK_SUM(s[1], (double)(value >= 0 ? 0.0f : -value));
         s[2] = count;
         return !(s[0] + s[1] <= DBL_MAX);
     }
@@ -301,9 +305,9 @@ INLINE void from_codes(const struct job *job, int code, int add, const int32_t *
     const float alpha = job->alpha;
     if (code == CODE_LEVELS) {
         const float step = job->step, norm = load(job->payload, r);
-        const int32_t offset = job->offset;
+        const int32_t levels = job->offset >> job->shift;
         for (int i = 0; i < m; i++)
-            put(out + i, add, alpha, (float)(codes[i] - offset) * step * norm);
+            put(out + i, add, alpha, (float)(codes[i] - levels) * step * norm);
     } else if (code == CODE_SIGN) {
         const float high = load(job->payload, r);
         const float low = job->tables == 2 ? load(job->payload + 4 * rows, r) : -high;
@@ -490,6 +494,112 @@ DISPATCHED static int decode_tile(struct job *job, int64_t tile) {
     DECODE(CODE_NATURAL, 9);
 }
 
+/* Grid: each row has a width of its own, and rows of one width are packed together. A row is whole chunks.
+ * Tables: least q of each row, int32; then its width, uint8. Tiles are whole rows. */
+#define GRID_RAW 32
+
+/* q of the values from `at` on, all 512; those beyond the vector's end are copies of its last. */
+INLINE void grid_chunk(const struct job *job, int64_t at, float *q) {
+    const float inverse = job->bound;
+    const uint32_t key0 = job->key0 + (uint32_t)at, key1 = job->key1;
+    float filled[CHUNK];
+    const float *x = job->x + at;
+    if (at + CHUNK > job->n) {
+        for (int64_t i = 0; i < CHUNK; i++)
+            filled[i] = job->x[smaller(at + i, job->n - 1)];
+        x = filled;
+    }
+    for (int i = 0; i < CHUNK; i++) {
+        float noise = (float)(int32_t)word((uint32_t)i, key0, key1) * 0x1p-32f;
+        q[i] = rintf(x[i] * inverse + noise);
+    }
+}
+
+DISPATCHED static int grid_widths_tile(struct job *job, int64_t tile) {
+    const int64_t n = job->n, block = job->block, rows = (n + block - 1) / block;
+    int64_t from = tile * job->tile, to = smaller(from + job->tile, n);
+    int bad = 0;
+    for (int64_t start = from; start < to; start += block) {
+        float q[CHUNK], least = FLT_MAX, most = -FLT_MAX;
+        int raw = 0;
+        for (int64_t at = start; at < start + block; at += CHUNK) {
+            grid_chunk(job, at, q);
+            for (int i = 0; i < CHUNK; i++) {
+                least = q[i] < least ? q[i] : least;
+                most = q[i] > most ? q[i] : most;
+            }
+        }
+        bad |= max_bits(job->x + start, smaller(block, n - start)) >= INF_BITS;
+        raw = !(most < 32768.0f && least > -32768.0f);
+        int32_t low = raw ? 0 : (int32_t)least, range = raw ? 0 : (int32_t)most - low, width = 0;
+        while (range >> width)
+            width++;
+        memcpy(job->payload + start / block * 4, &low, 4);
+        job->payload[4 * rows + start / block] = (uint8_t)(raw ? GRID_RAW : width);
+    }
+    return bad;
+}
+
+DISPATCHED static int grid_encode_tile(struct job *job, int64_t tile) {
+    const int64_t n = job->n, block = job->block, rows = (n + block - 1) / block;
+    int64_t from = tile * job->tile, to = smaller(from + job->tile, n);
+    for (int64_t start = from; start < to; start += block) {
+        const int64_t r = start / block;
+        const int width = job->payload[4 * rows + r];
+        uint8_t *group = job->payload + job->groups[2 * width];
+        int32_t least;
+        memcpy(&least, job->payload + 4 * r, 4);
+        for (int64_t at = start; at < start + block; at += CHUNK) {
+            int64_t place = job->places[r] * block + (at - start);
+            if (width == GRID_RAW) {
+                for (int64_t i = 0; i < CHUNK; i++)
+                    store(group, place + i, job->x[smaller(at + i, n - 1)]);
+            } else if (width) {
+                float q[CHUNK];
+                int32_t codes[CHUNK + 8];
+                grid_chunk(job, at, q);
+                for (int i = 0; i < CHUNK; i++)
+                    codes[i] = (int32_t)q[i] - least;
+                pack_chunk(codes, CHUNK, place, job->groups[2 * width + 1], width, group);
+            }
+        }
+    }
+    return 0;
+}
+
+DISPATCHED static int grid_decode_tile(struct job *job, int64_t tile) {
+    const int64_t n = job->n, block = job->block, rows = (n + block - 1) / block;
+    int64_t from = tile * job->tile, to = smaller(from + job->tile, n);
+    for (int64_t start = from; start < to; start += block) {
+        const int64_t r = start / block;
+        const int width = job->payload[4 * rows + r];
+        const uint8_t *group = job->payload + job->groups[2 * width];
+        int32_t least;
+        memcpy(&least, job->payload + 4 * r, 4);
+        for (int64_t at = start; at < smaller(start + block, n); at += CHUNK) {
+            const int64_t place = job->places[r] * block + (at - start), m = smaller(CHUNK, n - at);
+            int32_t codes[CHUNK + 8];
+            float v[CHUNK];
+            if (width == GRID_RAW) {
+                memcpy(v, group + 4 * place, sizeof v);
+            } else {
+                if (width)
+                    unpack_chunk(codes, CHUNK, place, job->groups[2 * width + 1], width, group);
+                else
+                    memset(codes, 0, sizeof codes);
+                for (int i = 0; i < CHUNK; i++)
+                    v[i] = (float)(int32_t)((uint32_t)codes[i] + (uint32_t)least) * job->step;
+            }
+            if (job->add)
+                for (int64_t i = 0; i < m; i++)
+                    put(job->out + at + i, 1, job->alpha, v[i]);
+            else
+                memcpy(job->out + at, v, 4 * (size_t)m);
+        }
+    }
+    return 0;
+}
+
 /* stats[chunk, 3] of one long row: tiles are cut at chunks. */
 DISPATCHED static int stats_tile(struct job *job, int64_t tile) {
     int64_t from = tile * job->tile, to = smaller(from + job->tile, job->n);
@@ -501,10 +611,10 @@ DISPATCHED static int stats_tile(struct job *job, int64_t tile) {
     return bad;
 }
 
-/* Indices of |x| >= threshold, NaN too. Those of a tile lie at its own start until all tiles are done. */
+/* Indices of |x| at least so large, NaN too. Those of a tile lie at its own start until all tiles are done. */
 DISPATCHED static int select_tile(struct job *job, int64_t tile) {
     int64_t from = tile * job->tile, to = smaller(from + job->tile, job->n), found = 0;
-    const int32_t least = bits_of(job->threshold);
+    const int32_t least = job->least;
     int32_t *index = job->index + from;
     for (int64_t at = from; at < to; at += 64) {
         const float *x = job->x + at;
@@ -597,4 +707,7 @@ EXPORT int64_t gossip_select(struct job *job) {
     return found;
 }
 
+EXPORT void gossip_grid_widths(struct job *job) { run(job, grid_widths_tile); }
+EXPORT void gossip_grid_encode(struct job *job) { run(job, grid_encode_tile); }
+EXPORT void gossip_grid_decode(struct job *job) { run(job, grid_decode_tile); }
 EXPORT void gossip_noise(struct job *job) { run(job, noise_tile); }

@@ -11,7 +11,7 @@ A codec is a frozen dataclass of its options, registered under the name used on 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field, fields
 from typing import Any, ClassVar, NoReturn, TypeVar
 
@@ -131,10 +131,16 @@ def raise_nonfinite(codec: Compressor) -> NoReturn:
 def check_all_finite(x: Tensor, codec: Compressor) -> None:
     """check_finite for codecs without scales: a sum is finite only if all its terms are.
 
-    The sum costs a tenth of a copy; finite values can overflow it, and only then x is looked at one by one.
+    The sum costs a part of a copy; finite values can overflow it, and only then x is looked at one by one.
     """
     if not bool(torch.isfinite(x.sum())):
         check_finite(x, codec)
+
+
+def slabs(*vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Vectors of one length in pieces that stay in cache over several passes; whole ones on a GPU."""
+    length = (1 << 17) * torch.get_num_threads() if vectors[0].device.type == "cpu" else vectors[0].numel()
+    return zip(*(v.split(max(1, length)) for v in vectors), strict=True)
 
 
 def check_length(payload: Tensor, expected: int, n: int, codec: Compressor) -> None:

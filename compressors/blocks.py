@@ -20,5 +20,5 @@ def block_shape(n: int, block: int | str) -> tuple[int, int]:
 
 
 def max_abs(rows: Tensor) -> Tensor:
-    """max |x| of each row. Two reductions are faster than |x|; NaN and inf come through."""
-    return rows.amax(1).maximum(rows.amin(1).neg_())
+    """max |x| of each row, never -0. Two reductions are faster than |x|; NaN and inf come through."""
+    return rows.amax(1).maximum(rows.amin(1).neg_()).abs_()

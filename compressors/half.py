@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .base import Compressor, check_all_finite, check_length, register
-from .packing import from_bytes, to_bytes
+from .base import Compressor, check_all_finite, check_length, register, slabs
+from .packing import from_bytes
 
 
 class _Half(Compressor):
@@ -25,13 +25,20 @@ class _Half(Compressor):
 
     def encode(self, x: Tensor, key: int) -> Tensor:
         largest = torch.finfo(self.dtype).max
-        payload = to_bytes(x.clamp(-largest, largest).to(self.dtype))
-        check_all_finite(x, self)
+        payload = torch.empty(2 * x.numel(), dtype=torch.uint8, device=x.device)
+        for part, half in slabs(x, payload.view(self.dtype)):
+            half.copy_(part.clamp(-largest, largest))
+            check_all_finite(part, self)
         return payload
 
     def decode(self, payload: Tensor, n: int) -> Tensor:
         check_length(payload, 2 * n, n, self)
         return from_bytes(payload, self.dtype).to(torch.float32)
+
+    def decode_add(self, payload: Tensor, out: Tensor, alpha: float = 1) -> None:
+        check_length(payload, 2 * out.numel(), out.numel(), self)
+        for half, part in slabs(from_bytes(payload, self.dtype), out):
+            part.add_(half.to(torch.float32), alpha=alpha)
 
 
 @register("fp16")

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-ABI = 1
+ABI = 2
 """Of _kernels.c; a library built from another version is not used."""
 
 CHUNK = 512
@@ -38,11 +38,13 @@ class Job(ctypes.Structure):
     """The same as `struct job` in _kernels.c; every pointer is to memory that outlives the call."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "out", "payload", "stats", "index", "counts")),
+        *((name, ctypes.c_void_p) for name in ("x", "out", "payload", "stats")),
+        *((name, ctypes.c_void_p) for name in ("index", "counts", "places", "groups")),
         *((name, ctypes.c_int64) for name in ("n", "block", "tile")),
         *((name, ctypes.c_int32) for name in ("stat", "code", "width", "tables", "do_tables", "do_codes")),
         *((name, ctypes.c_int32) for name in ("nearest", "add", "threads", "shift", "offset")),
-        *((name, ctypes.c_float) for name in ("bound", "step", "alpha", "threshold")),
+        *((name, ctypes.c_float) for name in ("bound", "step", "alpha")),
+        ("least", ctypes.c_int32),
         ("clip", ctypes.c_double),
         *((name, ctypes.c_uint32) for name in ("key0", "key1")),
         ("next", ctypes.c_int64),
@@ -68,6 +70,11 @@ def status() -> str:
     """What encodes and decodes on CPUs, in words; for reports."""
     library, why = _load()
     return f"C kernels ({library._name})" if library is not None else f"torch ({why})"
+
+
+def built() -> bool:
+    """Whether the library is there, of the right version, and not switched off by the environment."""
+    return _load()[0] is not None
 
 
 def usable(*tensors: Tensor) -> bool:
@@ -116,7 +123,10 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
             why = f"{path.name} is of another version"
             continue
         library.gossip_select.restype = ctypes.c_int64
-        for name in ("encode", "decode", "stats", "select", "noise"):
+        for name in (
+            *("encode", "decode", "stats", "select", "noise"),
+            *("grid_widths", "grid_encode", "grid_decode"),
+        ):
             getattr(library, f"gossip_{name}").argtypes = [ctypes.POINTER(Job)]
         return library, ""
     return None, why

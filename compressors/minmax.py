@@ -17,9 +17,9 @@ from .stats import Stat
 class MinMax(RowCodec):
     """C(v)_i = lo + q_i (hi - lo) / 255 with q_i in 0..255; lo, hi = min, max of the block.
 
-        +-------------------+-------------------+---------------+
-        | rows x float32 lo | rows x float32 hi | n x uint8 q_i |
-        +-------------------+-------------------+---------------+
+    +-------------------+-------------------+---------------+
+    | rows x float32 lo | rows x float32 hi | n x uint8 q_i |
+    +-------------------+-------------------+---------------+
     """
 
     rounding: str = option("stochastic", "stochastic (unbiased) or nearest")

@@ -23,8 +23,8 @@ def random_words(n: int, key: int, device: torch.device | str = "cpu", start: in
     key0, key1 = key_words(key)
     words = torch.empty(n, dtype=torch.int32, device=device)
     if kernels.usable(words):
-        job = kernels.job(n, kernels.TILE, index=words.data_ptr(), key0=(key0 + start) & 0xFFFFFFFF, key1=key1)
-        kernels.lib().gossip_noise(job)
+        key0 = (key0 + start) & 0xFFFFFFFF
+        kernels.lib().gossip_noise(kernels.job(n, kernels.TILE, index=words.data_ptr(), key0=key0, key1=key1))
         return words
     torch.arange(n, out=words).add_(_signed(start + key0))
     _mix_(words)

@@ -49,7 +49,7 @@ def pack(codes: Tensor, width: int) -> list[Tensor]:
 
 
 def pack_into(planes: Tensor, codes: Tensor, width: int, start: int, n: int) -> None:
-    """Write codes `start`, a multiple of 512, and on, of n, to their places in uint8 [packed_bytes(n, width)]."""
+    """Write some of n codes, from `start`, a multiple of 512, on, into uint8 [packed_bytes(n, width)]."""
     for (base, p), plane in zip(_bases(n, width), pack(codes, width), strict=True):
         at = base + start * p // 8
         planes[at : at + plane.numel()] = plane

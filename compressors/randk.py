@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from .base import Compressor, check_all_finite, check_header, option, register
@@ -86,21 +87,25 @@ class RandK(Compressor):
 def random_indices(n: int, k: int, seed: int) -> Tensor:
     """int64 [k], ascending: a uniformly random k-subset of 0..n-1, the same on every machine.
 
-    The first k distinct ones of a stream of uniform draws; of the complement where that is smaller.
+    Uniform draws without their duplicates are a uniform subset of its size; of that, k values at random. Of
+    the complement where that is smaller.
     """
+    return torch.from_numpy(_subset(n, k, seed))
+
+
+def _subset(n: int, k: int, seed: int) -> NDArray[np.int64]:
+    if k == 0:
+        return np.empty(0, np.int64)
     if 2 * k > n:
         mask = np.ones(n, bool)
-        mask[random_indices(n, n - k, seed).numpy()] = False
-        return torch.from_numpy(np.flatnonzero(mask))
-    if k == 0:
-        return torch.empty(0, dtype=torch.int64)
+        mask[_subset(n, n - k, seed)] = False
+        return np.flatnonzero(mask)
     draws = k + 2 * k * k // n + 64  # leaves k distinct ones but for rare cases
     while True:
-        drawn = (random_words(2 * draws, seed).numpy().view(np.uint64) % np.uint64(n)).astype(np.int64)
-        place = np.empty(n, np.int64)
-        order = np.arange(draws)
-        place[drawn[::-1]] = order[::-1]  # of equal indices the last write stays: the first draw
-        distinct = drawn[place[drawn] == order]
+        words = random_words(2 * draws, seed).numpy().view(np.uint64)
+        drawn = np.sort((words % np.uint64(n)).astype(np.int64))
+        distinct = drawn[np.append(True, drawn[1:] != drawn[:-1])]
         if distinct.size >= k:
-            return torch.from_numpy(np.sort(distinct[:k]))
+            order = random_words(distinct.size, derive_key(seed, 0)).numpy()  # a key's words all differ
+            return distinct[order <= np.partition(order, k - 1)[k - 1]]
         draws *= 2

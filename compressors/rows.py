@@ -5,8 +5,8 @@
     +----------------------------+--------------------------------------+
 
 A codec of this kind is a `Stat` (what is computed of each block: stats.py) and a `Rule` (how values become
-codes: rules.py). The C kernels encode and decode in one pass; elsewhere torch goes over the vector slab by
-slab. Both give the same bytes.
+codes: rules.py). The C kernels encode and decode in one pass, on CUDA the Triton kernels; without them torch
+goes over the vector slab by slab. All give the same bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from . import kernels
+from . import gpu, kernels
 from .base import Compressor, check_length, raise_nonfinite
 from .blocks import block_shape
 from .kernels import CHUNK, LONGEST_ROW
@@ -24,9 +24,6 @@ from .noise import key_words, random_words
 from .packing import from_bytes, pack_into, packed_bytes, unpack_part
 from .rules import Rule
 from .stats import Stat, row_tables
-
-_SLAB = {"cpu": 1 << 17}
-_SLAB_ELSEWHERE = 1 << 24
 
 
 class RowCodec(Compressor):
@@ -69,13 +66,16 @@ class RowCodec(Compressor):
         n = out.numel()
         if n and kernels.usable(payload, out):
             job = self._job(n, kernels.TILE, payload, alpha=alpha, add=add)
-            job.out = out.data_ptr()
+            job.out, job.code = out.data_ptr(), self.rule.back
             kernels.lib().gossip_decode(job)
             return
         rows, columns = block_shape(n, self.block)
         size = 4 * rows * self.stat.tables
         tables = from_bytes(payload[:size], torch.float32).view(self.stat.tables, rows)
-        for start, stop in _slabs(n, columns, out.device):
+        done = 0
+        if gpu.usable(payload, out):
+            done = gpu.decode(payload[size:], tables, out, columns, self.rule, alpha, add)
+        for start, stop in _slabs(done, n, columns, out.device):
             codes = unpack_part(payload[size:], self.rule.width, start, stop, n).to(torch.int32)
             values = self.rule.decode(codes, [_spread(t, columns, start, stop) for t in tables])
             if add:
@@ -84,31 +84,30 @@ class RowCodec(Compressor):
                 out[start:stop] = values
 
     def _torch_encode(self, x: Tensor, payload: Tensor, key: int) -> bool:
-        """Fill the payload; whether all values are finite."""
+        """Fill the payload; whether all values are finite. On CUDA Triton, if there, does whole chunks."""
         stat, rule, n = self.stat, self.rule, x.numel()
         rows, columns = block_shape(n, self.block)
-        slab = _SLAB.get(x.device.type, _SLAB_ELSEWHERE)
         size = 4 * rows * stat.tables
-        scaling: list[Tensor] = []
-        finite = None
-        if stat.tables:
-            tables, finite = row_tables(x, columns, stat, slab)
-            payload[:size] = tables.view(-1).view(torch.uint8)
-            scaling = rule.scaling(tables)
-        sums = []
-        for start, stop in _slabs(n, columns, x.device):
+        tables = payload[:size].view(torch.float32).view(stat.tables, rows)
+        on_gpu = gpu.usable(x)
+        first = (
+            n // CHUNK if on_gpu and gpu.fuses(stat, columns) else 0
+        )  # row whose tables are to be computed
+        if stat.tables and first < rows:
+            tables[:, first:] = row_tables(x[first * columns :], columns, stat, _slab(x.device))
+        done = gpu.encode(x, payload, columns, stat, rule, key, fused=first > 0) if on_gpu else 0
+        scaling = rule.scaling(tables)
+        for start, stop in _slabs(done, n, columns, x.device):
             words = random_words(stop - start, key, x.device, start) if rule.noisy else None
-            part = x[start:stop]
-            codes = rule.encode(part, [_spread(s, columns, start, stop) for s in scaling], words)
+            codes = rule.encode(x[start:stop], [_spread(s, columns, start, stop) for s in scaling], words)
             pack_into(payload[size:], codes, rule.width, start, n)
-            if finite is None:
-                sums.append(part.abs().amax())
-        return bool(torch.isfinite(torch.stack(sums)).all() if finite is None else finite)
+        numbers = tables if stat.tables else torch.stack([x.amax(), x.amin()])
+        return bool(torch.isfinite(numbers).all())
 
     def _kernel_encode(self, x: Tensor, payload: Tensor, key: int) -> bool:
         """The same in one pass, in two where rows and chunks do not meet early, or rows are very long."""
         n, stat = x.numel(), self.stat
-        rows, columns = block_shape(n, self.block)
+        _, columns = block_shape(n, self.block)
         lib = kernels.lib()
         key0, key1 = key_words(key)
         both = kernels.tile_of(columns if stat.tables else CHUNK)
@@ -167,12 +166,17 @@ class RowCodec(Compressor):
         )
 
 
-def _slabs(n: int, columns: int, device: torch.device) -> list[tuple[int, int]]:
-    """Pieces of 0..n that start with a chunk; where that costs little, with a row too."""
-    slab = _SLAB.get(device.type, _SLAB_ELSEWHERE)
+def _slab(device: torch.device) -> int:
+    """Values whose temporaries stay in a core's cache; on a GPU, in a small part of its memory."""
+    return 1 << 17 if device.type == "cpu" else 1 << 24
+
+
+def _slabs(done: int, n: int, columns: int, device: torch.device) -> list[tuple[int, int]]:
+    """Pieces of done..n that start with a chunk if `done` does; where that costs little, with a row too."""
+    slab = _slab(device)
     both = kernels.tile_of(columns)
     length = both * max(1, slab // both) if both <= slab else slab
-    return [(start, min(start + length, n)) for start in range(0, n, length)]
+    return [(start, min(start + length, n)) for start in range(done, n, length)]
 
 
 def _spread(table: Tensor, columns: int, start: int, stop: int) -> Tensor:

@@ -20,11 +20,13 @@ class Rule(ABC):
     """Codes of `width` bits for float32 values.
 
     Attributes:
-        code: its number in _kernels.c, as are `shift`, `offset`, `bound`, `step`, `nearest` its parameters there.
+        code, back: the numbers of `encode` and `decode` in _kernels.c; `shift`, `offset`, `bound`, `step` and
+            `nearest` are parameters there.
         noisy: whether it takes random words.
     """
 
     code: ClassVar[int]
+    back: ClassVar[int]
     width: int
     noisy: bool = False
     shift: int = 0
@@ -56,7 +58,7 @@ class Levels(Rule):
     """
 
     s: int
-    code = 0
+    code = back = 0
     noisy = True
 
     @property
@@ -94,6 +96,7 @@ class Coin(Rule):
     """+scale with probability (1 + v / scale) / 2, else -scale; codes 1 and 0."""
 
     code = 0
+    back = 2  # as `Side`
     width = 1
     noisy = True
     shift = 24
@@ -118,7 +121,7 @@ class Range(Rule):
     """
 
     nearest: bool = False
-    code = 1
+    code = back = 1
     width = 8
     shift = 22
     bound = float(255 << 22)
@@ -144,9 +147,9 @@ class Range(Rule):
 
 @dataclass(frozen=True)
 class Side(Rule):
-    """1 where v >= 0; decodes to the block's first table there, to the second elsewhere, or to its opposite."""
+    """1 where v >= 0; decodes to the block's first table there, else to the second or minus the first."""
 
-    code = 2
+    code = back = 2
     width = 1
 
     def encode(self, x: Tensor, scaling: list[Tensor], words: Tensor | None) -> Tensor:
@@ -160,7 +163,7 @@ class Side(Rule):
 class PowerOfTwo(Rule):
     """Sign and exponent of a float32 to whose bits a random 23-bit integer was added: 2^e or 2^(e+1)."""
 
-    code = 3
+    code = back = 3
     width = 9
     noisy = True
 
@@ -181,7 +184,7 @@ def factors(scale: Tensor, bound: float) -> list[Tensor]:
 
 
 def rounded(y: Tensor, rule: Rule, words: Tensor | None) -> Tensor:
-    """(int(y) + offset + noise of `shift` bits) >> shift, int32. `words` are overwritten; None: to nearest."""
+    """(int(y) + offset + noise of `shift` bits) >> shift, int32. `words`: overwritten; None: to nearest."""
     codes = y.to(torch.int32).add_(rule.offset)
     if words is None:
         codes.add_(1 << (rule.shift - 1))

@@ -8,6 +8,7 @@ The C kernels compute the same numbers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -64,7 +65,7 @@ class Stat:
     clip: float = 0.0
 
     def combine(self, parts: Tensor) -> Tensor:
-        """Parts of the pieces of one row, [k, pieces] -> of the row, [k, 1]; the pieces are 512 values long."""
+        """Parts of the pieces of one row, of 512 values each, [k, pieces] -> of the row, [k, 1]."""
         reduce = {"max": torch.amax, "min": torch.amin}
         return torch.stack(
             [
@@ -130,14 +131,14 @@ MEAN = Stat(
 MEANS = Stat(6, 2, ("sum", "sum", "sum"), _means_parts, _means)
 
 
-def row_tables(x: Tensor, columns: int, stat: Stat, slab: int) -> tuple[Tensor, Tensor]:
-    """Statistics of all rows of x [n] by torch: float32 [tables, rows], and a bool: all values are finite.
+def row_tables(x: Tensor, columns: int, stat: Stat, slab: int) -> Tensor:
+    """Statistics of all rows of x [n] by torch: float32 [tables, rows]; not finite where x is not.
 
     About `slab` values at a time, for their temporaries to stay small.
     """
     n = x.numel()
     per_slab = max(1, slab // columns) * columns
-    tables, finite = [], []
+    tables = []
     for start in range(0, n, per_slab):
         part = x[start : start + per_slab]
         whole = part.numel() // columns
@@ -145,16 +146,17 @@ def row_tables(x: Tensor, columns: int, stat: Stat, slab: int) -> tuple[Tensor, 
             if rows.numel():
                 parts = stat.parts(rows) if rows.shape[1] <= LONGEST_ROW else _long_row(rows, stat, slab)
                 lengths = torch.tensor(float(rows.shape[1]), dtype=torch.float64, device=x.device)
-                tables.append(torch.stack(stat.finish(parts, lengths)).to(torch.float32))
-                finite.append(torch.isfinite(parts).all())
-    return torch.cat(tables, 1), torch.stack(finite).all()
+                found = torch.stack(stat.finish(parts, lengths)).to(torch.float32)
+                tables.append(found.masked_fill_(~torch.isfinite(parts).all(0), math.nan))
+    return torch.cat(tables, 1)
 
 
 def _long_row(row: Tensor, stat: Stat, slab: int) -> Tensor:
     """Parts of one long row [1, c], by its chunks of 512."""
     pieces = []
-    for start in range(0, row.shape[1], max(1, slab // CHUNK) * CHUNK):
-        part = row[0, start : start + max(1, slab // CHUNK) * CHUNK]
+    for part in row[0].split(max(1, slab // CHUNK) * CHUNK):
         whole = part.numel() // CHUNK * CHUNK
-        pieces += [stat.parts(c) for c in (part[:whole].view(-1, CHUNK), part[whole:].view(1, -1)) if c.numel()]
+        for rows in (part[:whole].view(-1, CHUNK), part[whole:].view(1, -1)):
+            if rows.numel():
+                pieces.append(stat.parts(rows))
     return stat.combine(torch.cat(pieces, 1))

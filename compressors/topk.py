@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from .base import Compressor, option, register
 from .identity import Identity
 from .noise import derive_key
-from .sparse import SparseCompressor, largest, positions
+from .sparse import SparseCompressor, at_least, kth_largest, largest, magnitudes
 
 SAMPLE_SHARE = 0.01  # of the vector, DGC's 0.1-1 %
 SAMPLE_LEAST = 1024
+EXACT_SAMPLE = 1 << 16  # values that foretell where the exact top k lie
 MARGIN = 3.0  # the sample holds share ± √share of the true top k; a few too many that pass cost little
 
 
@@ -56,15 +59,16 @@ class TopK(SparseCompressor):
         return count == self.most(n) if self.threshold == "exact" else min(n, 1) <= count <= self.most(n)
 
     def select(self, x: Tensor, key: int) -> Tensor:
-        size, k, n = x.abs(), self.most(x.numel()), x.numel()
-        if self.threshold == "exact" or n == 0:
-            return largest(size, k)
+        n = x.numel()
+        k = self.most(n)
+        if n == 0 or self.threshold == "exact":
+            return _exact(x, k)
         stride = max(1, min(n // SAMPLE_LEAST, round(1 / SAMPLE_SHARE)))
-        sample = size[derive_key(key, 1) % stride :: stride].contiguous()
+        sample = magnitudes(x[derive_key(key, 1) % stride :: stride])
         share = kept(sample.numel(), self.ratio)
-        smallest_kept = largest(sample, min(sample.numel(), share + round(MARGIN * share**0.5)))
-        passed = positions(~(size < sample[smallest_kept].min()))  # NaN passes, so that it is found
-        return passed if passed.numel() <= k else passed[largest(size[passed], k)]
+        least = kth_largest(sample, min(sample.numel(), share + round(MARGIN * share**0.5)))
+        passed = at_least(x, least)
+        return passed if passed.numel() <= k else largest(x, k, among=passed)
 
     def contraction_gamma(self) -> float:
         """4 ratio, at most 1: by Koloskova et al. 2020 (arXiv 1907.09356) 0.04 is tuned for the top 1 %."""
@@ -96,7 +100,8 @@ class Threshold(SparseCompressor):
         return 0 <= count <= n
 
     def select(self, x: Tensor, key: int) -> Tensor:
-        return positions(~(x.abs() < self.value))  # NaN passes, so that it is found
+        least = magnitudes(torch.tensor(self.value, dtype=torch.float32))
+        return at_least(x, least.to(x.device))
 
     def contraction_gamma(self) -> float:
         """0.04, as for the top 1 %: what share passes is not known beforehand."""
@@ -106,3 +111,17 @@ class Threshold(SparseCompressor):
 def kept(n: int, ratio: float) -> int:
     """round(ratio n), at least 1, at most n."""
     return min(n, max(1, round(ratio * n)))
+
+
+def _exact(x: Tensor, k: int) -> Tensor:
+    """`largest`, among the values that a sample says are large enough; among all if it was wrong."""
+    stride = x.numel() // EXACT_SAMPLE
+    if stride < 2:
+        return largest(x, k)
+    sample = magnitudes(x[::stride])
+    share = k / stride
+    rank = math.ceil(share + 5 * math.sqrt(share) + 5)  # a sample with k in its first `rank`: 5 sigma
+    if rank >= sample.numel() // 2:
+        return largest(x, k)
+    passed = at_least(x, kth_largest(sample, rank))
+    return largest(x, k, among=passed) if passed.numel() >= k else largest(x, k)

@@ -375,6 +375,21 @@ def test_kernels_and_torch_give_the_same_bytes(codec: Compressor) -> None:
 
 
 @every_codec
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_gpu_and_cpu_give_the_same_bytes(codec: Compressor) -> None:
+    for n in AWKWARD:
+        x = gaussian(n)
+        payload = codec.encode(x, key=n)
+        on_gpu = codec.encode(x.cuda(), key=n)
+        assert torch.equal(on_gpu.cpu(), payload)
+        assert torch.equal(bits(codec.decode(on_gpu, n).cpu()), bits(codec.decode(payload, n)))
+        sums = [gaussian(n, seed=1), gaussian(n, seed=1).cuda()]
+        codec.decode_add(payload, sums[0])
+        codec.decode_add(on_gpu, sums[1])
+        assert torch.equal(bits(sums[0]), bits(sums[1].cpu()))
+
+
+@every_codec
 def test_bytes_do_not_depend_on_the_number_of_threads(
     codec: Compressor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
