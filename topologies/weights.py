@@ -56,7 +56,8 @@ def best_constant(graph: nx.Graph) -> npt.NDArray[np.float64]:
         )
     if len(undirected) == 1:
         return np.ones((1, 1))
-    eigenvalues = np.linalg.eigvalsh(nx.laplacian_matrix(undirected, nodelist=range(len(graph))).toarray())
+    edges = nx.to_numpy_array(undirected, nodelist=range(len(graph)), weight=None)
+    eigenvalues = np.linalg.eigvalsh(np.diag(edges.sum(1)) - edges)  # networkx's own Laplacian needs scipy
     # LAPACK's last digits differ between machines; all ranks must get the same W.
     alpha = float(f"{2 / (eigenvalues[1] + eigenvalues[-1]):.12g}")
     return _weigh(undirected, lambda i, j: alpha)
