@@ -66,7 +66,8 @@ def test_nested_calls_see_their_own_node() -> None:
 
 
 FOREVER = """
-import gossip
+import signal, gossip
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
 def loop():
     if gossip.world().rank == 0:
         print("running", flush=True)
@@ -83,6 +84,9 @@ def test_ctrl_c_ends_all_nodes() -> None:
     )
     assert process.stdout is not None and process.stdout.readline() == "running\n"
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
+    try:
+        _, stderr = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == -signal.SIGINT
     assert stderr.rstrip().endswith("KeyboardInterrupt")
