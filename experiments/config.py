@@ -29,6 +29,9 @@ else:
 ABOUT_THE_COMMAND = ("config", "out", "resume", "overwrite")
 """Options that say what to do with a run, and are no part of it."""
 
+MOMENTUM = 0.9
+"""The default of --momentum."""
+
 MAY_CHANGE = (
     "epochs",
     "steps",
@@ -101,7 +104,7 @@ def parser() -> ArgumentParser:
     add("--batch-size", type=positive_int, default=32, metavar="N", help="samples per node (%(default)s)")
     add("--optimizer", choices=("sgd", "adamw"), default="sgd", help="(%(default)s)")
     add("--lr", type=positive_float, default=0.1, help="learning rate (%(default)s)")
-    add("--momentum", type=fraction, default=0.9, help="of sgd (%(default)s)")
+    add("--momentum", type=fraction, default=MOMENTUM, help="of sgd (%(default)s)")
     add("--nesterov", action=argparse.BooleanOptionalAction, default=False, help="Nesterov momentum, of sgd")
     add("--weight-decay", type=non_negative_float, default=1e-4, help="(%(default)s)")
     add(

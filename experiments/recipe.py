@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from experiments import models, schedules
+from experiments import config, models, schedules
 from experiments.data import Dataset, partition
 from experiments.data.augment import normalize
 from experiments.data.batches import Batches
 from experiments.evaluate import Forward
 from gossip import spec
+from gossip.errors import UsageError
 from gossip.session import Session
 from gossip.shard import seed_for
 
@@ -25,6 +26,8 @@ def check(args: argparse.Namespace) -> None:
     method = spec.make_algorithm(args.algorithm)
     spec.make_codec(args.compressor or method.default_compressor)
     spec.make_topology(args.topology, args.nodes, args.weights)
+    if args.optimizer == "adamw" and (args.nesterov or args.momentum != config.MOMENTUM):
+        raise UsageError("--momentum and --nesterov are of --optimizer sgd; leave them out with adamw")
     schedules.lr_factor(args.lr_schedule, args.epochs, args.lr_warmup)
     partition.split(np.zeros(args.nodes), args.nodes, args.partition, args.seed)
     with torch.device("meta"):

@@ -45,7 +45,11 @@ class RunFolder:
 
     def check(self, resume: bool, overwrite: bool) -> None:
         """Raise `UsageError` where a run must not write. Changes nothing; to be called first."""
-        if self.path.exists() and not self.path.is_dir():
+        try:
+            exists = self.path.exists()
+        except OSError as error:
+            raise UsageError(f"--out {self.path} cannot be used: {error.strerror}") from None
+        if exists and not self.path.is_dir():
             raise UsageError(f"--out {self.path} is a file; name a folder that does not exist yet")
         if self.path.is_dir() and any(self.path.iterdir()) and not resume:
             if not self.config.exists():

@@ -64,8 +64,8 @@ def _row(algorithm: str, compressor: str, group: Sequence[Run], relative_to: Pat
     yield mean_sd("test_accuracy_local_mean", ".2f")
     yield f"{sent / 2**20:.3f}"
     yield f"{100 * sent / summaries[0]['allreduce_bytes_per_step']:.0f} %"
-    yield mean_sd("compression_error", ".4f")
-    yield mean_sd("consensus_distance", ".3f")
+    yield mean_sd("compression_error", ".3g")
+    yield mean_sd("consensus_distance", ".2g")
     yield ", ".join(f"[seed {s['seed']}]({os.path.relpath(path, relative_to)})" for path, s in group)
 
 

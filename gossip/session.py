@@ -7,6 +7,7 @@ import logging
 import math
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -28,6 +29,9 @@ from gossip.transport import Transport, world
 from topologies import Schedule, Topology
 
 log = logging.getLogger("gossip")
+
+_joined: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+"""The models of sessions that have not finished."""
 
 GRADIENT_BUCKET_MB = 25.0
 """Gradient methods exchange buckets of about this size (MiB), as torch's DDP does."""
@@ -80,8 +84,16 @@ def join(
         warnings.warn(f"{method.name} does not use a compressor: {codec} is ignored.", stacklevel=2)
     if progress not in ("hooks", "thread"):
         raise UsageError(f"progress={progress!r}: choose 'hooks' or 'thread'.")
-    if bucket_mb is not None and bucket_mb <= 0:
+    if bucket_mb is not None and not 0 < bucket_mb < math.inf:
         raise UsageError(f"bucket_mb={bucket_mb}: give a size in MiB above 0, or leave it out.")
+    if not timeout > 0:
+        raise UsageError(f"timeout={timeout}: give a number of seconds above 0, such as 300.")
+    if not isinstance(seed, int):
+        raise UsageError(f"seed={seed!r}: give a whole number.")
+    if model in _joined:
+        raise UsageError(
+            "this model has joined already: call join once, or finish() its session before joining it anew."
+        )
     _check(method, graph, codec, transport)
     _check_optimizer(model, optimizer)
     if method.one_bucket and bucket_mb is not None:
@@ -147,7 +159,12 @@ def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None
 
 def _device(model: nn.Module, transport: Transport, wanted: str | torch.device | None) -> torch.device:
     if wanted is not None:
-        device = torch.device(wanted)
+        try:
+            device = torch.device(wanted)
+        except RuntimeError:
+            device = torch.device("meta")
+        if device.type not in ("cpu", "cuda"):
+            raise UsageError(f"device={wanted}: choose cpu, cuda, or one GPU such as cuda:0.")
         if device.type == "cuda" and not torch.cuda.is_available():
             raise UsageError(f"device={wanted}: this torch sees no GPU here. Use --device cpu.")
         if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
@@ -244,6 +261,7 @@ class Session:
         self._handles = list(self._attach(overlap))
         self._stop_progress = _progress_thread(transport) if progress == "thread" else lambda: None
         self._finished = False
+        _joined.add(model)
 
     # -- hooks -------------------------------------------------------------------------------------
 
@@ -311,6 +329,7 @@ class Session:
         if self._finished:
             return
         self._finished = True
+        _joined.discard(self._model)
         self.wait()
         for handle in self._handles:
             handle.remove()

@@ -146,8 +146,8 @@ def _to_host(x: Tensor) -> Tensor:
 class MPITransport(Transport):
     """`Transport` over all ranks of `world` (default MPI_COMM_WORLD). Creating it is collective.
 
-    Byte counts: a payload counts when it is handed to MPI, not while it queues. A mean of b bytes counts
-    int(2(n-1)/n * b) bytes in 2(n-1) messages, what a ring all-reduce sends.
+    Byte counts: a payload counts when it is posted, even while it queues behind another. A mean of b bytes
+    counts int(2(n-1)/n * b) bytes in 2(n-1) messages, what a ring all-reduce sends.
     """
 
     def __init__(self, world: MPI.Intracomm | None = None) -> None:
@@ -198,6 +198,8 @@ class MPITransport(Transport):
         self._require_open()
         with self._lock:
             self._posted[to][tag] += 1
+            self.bytes_sent += send.data.size
+            self.messages_sent += 1
             queue = self._sending[to, tag]
             queue.append(send)
             if len(queue) == 1:
@@ -205,8 +207,6 @@ class MPITransport(Transport):
         return send
 
     def _put_on_wire(self, send: _Send) -> None:
-        self.bytes_sent += send.data.size
-        self.messages_sent += 1
         try:
             self._track(self._data.Issend([send.data, MPI.BYTE], send.to, send.tag), send)
         except MPI.Exception as error:

@@ -91,3 +91,35 @@ def test_a_fork_can_go_on() -> None:
         "p = QSGD().encode(x, 1); os._exit(0) if pid == 0 else print(os.waitpid(pid, 0)[1])"
     )
     assert python(code, ROOT).stdout.strip() == "0"
+
+
+@pytest.mark.skipif(not kernels.built(), reason="the C kernels are not built")
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads Linux's peak memory")
+@pytest.mark.parametrize(
+    "spec", ["QSGD()", "QSGD(block='tensor')", "Sign()", "Natural()", "Grid()", "TopK(0.001)"]
+)
+def test_peak_memory(spec: str) -> None:
+    """Encode takes the message and a twentieth of the vector; decode_add the latter only."""
+    code = f"""
+import torch
+from compressors import *
+
+def memory(which):
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(which)) * 1024
+
+def added(action):
+    open("/proc/self/clear_refs", "w").write("5")
+    before = memory("VmRSS")
+    result = action()
+    return result, memory("VmHWM") - before
+
+codec, x = {spec}, torch.randn(8_000_000)
+codec.decode_add(codec.encode(x, 1), torch.zeros_like(x))
+out = torch.zeros_like(x).add_(1)
+payload, taken = added(lambda: codec.encode(x, 1))
+_, more = added(lambda: codec.decode_add(payload, out))
+assert taken < payload.numel() + 4 * len(x) / 20, taken
+assert more < 4 * len(x) / 20, more
+"""
+    python(code, ROOT)

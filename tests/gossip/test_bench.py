@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,10 @@ ROOT = Path(__file__).parents[2]
 
 def test_every_codec_is_measured() -> None:
     before = torch.get_num_threads()
-    rows = list(bench.rows_of([*CODECS, *bench.VARIANTS], [1000], [1], "cpu", repeats=1))
+    rows = list(bench.rows_of(bench.SPECS, [1000], [1], "cpu", repeats=1))
     assert torch.get_num_threads() == before
-    assert [row.codec for row in rows] == [*CODECS, *bench.VARIANTS]
+    assert [row.codec for row in rows] == list(bench.SPECS)
+    assert {make_codec(row.codec).name for row in rows} == set(CODECS)
     for row in rows:
         assert min(row.copy_ms, row.encode_ms, row.decode_ms, row.decode_add_ms) > 0
         assert row.payload_bytes <= make_codec(row.codec).max_bytes(1000)
@@ -53,6 +55,9 @@ def test_verdicts_name_what_was_missed() -> None:
     assert [w.split()[0] for w in words] == ["met", "MISSED", "met", "met"]
     assert list(bench.verdicts([row("sign", 1, 1.0, values=1000)])) == []
     assert "MISSED" in next(bench.verdicts([row("qsgd:bits=4", 1, 1.0, values=272_474)]))
+    on_gpu = replace(row("sign", 1, 10.0), device="cuda", copy_ms=10.0)
+    assert "MISSED" in next(bench.verdicts([on_gpu]))
+    assert "met" in next(bench.verdicts([replace(on_gpu, encode_ms=8.0)]))
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -498,3 +498,37 @@ def test_a_state_of_another_run_is_refused(field: str, options: dict[str, Any]) 
 
     with pytest.raises(CheckpointError, match=f"written with {field} = "):
         gossip.launch(load, 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"bucket_mb": float("nan")}, "bucket_mb"),
+        ({"bucket_mb": 0}, "bucket_mb"),
+        ({"timeout": 0}, "timeout"),
+        ({"timeout": float("nan")}, "timeout"),
+        ({"device": "foo"}, "choose cpu, cuda"),
+        ({"device": "meta"}, "choose cpu, cuda"),
+        ({"seed": 1.5}, "whole number"),
+        ({"progress": "magic"}, "'hooks' or 'thread'"),
+    ],
+)
+def test_bad_options_are_refused_at_join(options: dict[str, Any], said: str) -> None:
+    model = Net()
+    with pytest.raises(UsageError, match=said):
+        gossip.join(model, sgd(model), **options)
+
+
+def test_joining_twice_is_refused_until_the_session_has_finished() -> None:
+    model = Net()
+    node = gossip.join(model, sgd(model))
+    with pytest.raises(UsageError, match="joined already"):
+        gossip.join(model, sgd(model))
+    node.finish()
+    gossip.join(model, sgd(model)).finish()
+
+
+def test_a_compressor_that_is_not_used_is_said() -> None:
+    model = Net()
+    with pytest.warns(UserWarning, match="dpsgd does not use a compressor"):
+        gossip.join(model, sgd(model), algorithm="dpsgd", compressor="qsgd").finish()
