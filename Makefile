@@ -14,7 +14,7 @@ help:
 	@echo 'make lint         ruff and mypy'
 	@echo 'make clean        remove .venv and caches; runs/ and data/ stay'
 	@echo
-	@echo 'Each sets up .venv when it is missing or older than setup.cfg, pyproject.toml or constraints.txt.'
+	@echo 'Each sets up .venv when it is missing or older than what it is made from.'
 	@echo 'On Linux PyPI serves torch with CUDA (gigabytes). For the CPU build give its index to pip:'
 	@echo '    PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make quickstart'
 	@echo 'Another interpreter: make quickstart PYTHON=python3.12'
@@ -36,7 +36,7 @@ clean:
 
 # The stamp comes last: a set-up that failed or was interrupted is done again. `venv` writes a fresh
 # activate script, to which the settings are added that mpirun needs on a small machine.
-$(STAMP): setup.cfg pyproject.toml constraints.txt
+$(STAMP): setup.cfg setup.py pyproject.toml constraints.txt compressors/_kernels.c
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 10) else \
 		"$(PYTHON) is Python %d.%d; give one from 3.10 on: make PYTHON=python3.12" % v[:2])'
 	$(PYTHON) -m venv $(VENV)

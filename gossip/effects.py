@@ -216,9 +216,9 @@ class Node:
         values = {j: m.decoded() if isinstance(m, Message) else m for j, m in v.items()}
         start = time.perf_counter()
         weights = self.weights
-        out = torch.zeros_like(x)
+        out, difference = torch.zeros_like(x), torch.empty_like(x)
         for j in sorted(values):
-            out.add_(values[j] - x, alpha=weights[j])
+            out.add_(torch.sub(values[j], x, out=difference), alpha=weights[j])
         self.stats.mix += time.perf_counter() - start
         return out
 

