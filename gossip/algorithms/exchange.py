@@ -15,14 +15,14 @@ second half waits for the first. auto takes scatter where it saves more than `RO
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from gossip.effects import Effect, Expect, Node
+from gossip.effects import Effect, Expect, Message, Node
 
 if TYPE_CHECKING:
     from compressors import Compressor
@@ -104,13 +104,18 @@ def compressed_mean(
         return (yield from _scatter(p, node, c))
     own = node.send(p, to=others(node))
     messages = yield node.receive(others(node))
-    mean = torch.zeros_like(p)
-    for j in range(node.size):  # in the same order on all nodes, for the same bits
+    return total(own, messages, node).mul_(c / node.size), own.mul_(c)
+
+
+def total(own: Tensor, messages: Mapping[int, Message], node: Node) -> Tensor:
+    """`own` plus the messages of all other nodes, in rank order: the same bits everywhere. A fresh tensor."""
+    out = torch.zeros_like(own)
+    for j in range(node.size):
         if j == node.rank:
-            mean += own
+            out += own
         else:
-            messages[j].add_to(mean)
-    return mean.mul_(c / node.size), own.mul_(c)
+            messages[j].add_to(out)
+    return out
 
 
 def _scatter(p: Tensor, node: Node, c: float) -> Generator[Effect, Any, tuple[Tensor, Tensor]]:

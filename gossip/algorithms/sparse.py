@@ -69,13 +69,7 @@ def sparse_mean(
         for s, c in zip(sparse, own, strict=True):
             v[_at(s)] -= c
         messages = yield node.receive(exchange.others(node))
-        total = torch.zeros_like(sent)
-        for j in range(node.size):  # in the same order on all nodes, for the same bits
-            if j == node.rank:
-                total += sent
-            else:
-                messages[j].add_to(total)
-        _put(g, sparse, total.div_(node.size))
+        _put(g, sparse, exchange.total(sent, messages, node).div_(node.size))
     if mean is not None:
         _put(g, dense, (yield mean))
         for s in dense:

@@ -20,7 +20,7 @@ from gossip.errors import (
     UsageError,
     WatchdogError,
 )
-from tests.training import Net, batches, flat, sgd, train
+from tests.training import Net, backward_in_parts, batches, flat, sgd, train
 
 METHODS = ["local", "allreduce", "dpsgd", "dcd", "ecd", "choco", "deepsqueeze", "naive"]
 PARAMETER_METHODS = [m for m in METHODS if m != "allreduce"]
@@ -115,13 +115,7 @@ def accumulate(algorithm: str, parts: int) -> Tensor:
     node = gossip.join(model, optimizer, algorithm=algorithm)
     for x, y in batches(node.rank, 4):
         optimizer.zero_grad()
-        for i, (part, labels) in enumerate(zip(x.chunk(parts), y.chunk(parts), strict=True)):
-            loss = nn.functional.cross_entropy(model(part), labels) / parts
-            if i < parts - 1:
-                with node.no_sync():
-                    loss.backward()
-            else:
-                loss.backward()
+        backward_in_parts(node, model, x, y, parts)
         optimizer.step()
     node.finish()
     return flat(model)

@@ -36,7 +36,7 @@ from tests.quadratics import (
     slope,
     start,
 )
-from tests.training import Net, batches, flat, sgd, train
+from tests.training import Net, backward_in_parts, batches, flat, sgd, train
 
 SIZES = (1, 2, 3, 5, 8)
 DENSE, WEIGHT = slice(0, 7), slice(7, D)  # the two tensors of Quadratic
@@ -459,13 +459,7 @@ def test_accumulated_parts_equal_one_batch(spec: str) -> None:
         exact = spec if ":" not in spec or "ratio" not in spec else f"{spec},threshold=exact"
         node = gossip.join(model, optimizer, algorithm=exact, compressor="fp16" if "qsgd" in spec else None)
         (x, y), *_ = batches(node.rank, 1)
-        for i, (part, labels) in enumerate(zip(x.chunk(parts), y.chunk(parts), strict=True)):
-            loss = nn.functional.cross_entropy(model(part), labels) / parts
-            if i < parts - 1:
-                with node.no_sync():
-                    loss.backward()
-            else:
-                loss.backward()
+        backward_in_parts(node, model, x, y, parts)
         optimizer.step()
         node.finish()
         return flat(model)
