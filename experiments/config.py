@@ -41,6 +41,7 @@ MAY_CHANGE = (
     "timeout",
     "overlap",
     "progress",
+    "order",
     "eval_every",
     "log_every",
     "checkpoint_every",

@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gossip.transport.base import MeanResult, Receipt, Transport, as_bytes, from_bytes
+from gossip.transport.base import MeanResult, Receipt, Transport, Wake, as_bytes, from_bytes
 
 if TYPE_CHECKING:
     from compressors import Compressor
     from gossip.flat import Segment
+    from gossip.outbox import Outbox
     from gossip.stats import Stats
     from topologies import Schedule, Topology
 
 SLOTS = 8
-"""Tags per bucket: a method may have this many different messages per peer and round."""
+"""Tags per bucket, unless a method says how many it needs: different messages per peer and round."""
 
 _MASK = (1 << 64) - 1
 
@@ -100,7 +101,7 @@ class Message:
             v = from_bytes(self.payload, torch.float32).to(self.node.device)
         else:
             v = self.codec.decode(self.payload.to(self.node.device), self.size)
-        self.node.stats.decode += time.perf_counter() - start
+        self.node.stats.spent("decode", start, self.node.label)
         return v
 
     def add_to(self, out: Tensor, alpha: float = 1.0) -> None:
@@ -110,7 +111,7 @@ class Message:
             out.add_(from_bytes(self.payload, torch.float32).to(out.device), alpha=alpha)
         else:
             self.codec.decode_add(self.payload.to(out.device), out, alpha)
-        self.node.stats.decode += time.perf_counter() - start
+        self.node.stats.spent("decode", start, self.node.label)
 
 
 @dataclass(frozen=True)
@@ -144,15 +145,19 @@ class Receive(Arrival):
 
 @dataclass(frozen=True)
 class Mean(Arrival):
-    """The exact mean of a vector over all ranks."""
+    """The exact mean of a vector over all ranks, which was started at `start` (time.perf_counter)."""
 
     pending: MeanResult
+    node: Node
+    start: float
 
     @property
     def ready(self) -> bool:
         return self.pending.done
 
     def result(self) -> Tensor:
+        if (trace := self.node.stats.trace) is not None:
+            trace.flight("in flight", self.node.label, self.start, time.perf_counter(), round=self.node.t)
         return self.pending.value()
 
     def missing(self) -> None:
@@ -169,9 +174,13 @@ class Node:
         n: number of values in the bucket; `segments` names the parameters inside it.
         compressor: the codec, bound to the bucket's segments.
         adopted: per segment, what `Algorithm.adopt` has taken over from the user's optimizer.
+        label: how errors and traces call the bucket.
+        priority: how urgent its messages are where their order is asked for; the smaller, the more.
+        wake: what to call when something has come for the bucket.
     """
 
     transport: Transport
+    outbox: Outbox
     topology: Topology | Schedule
     compressor: Compressor
     stats: Stats
@@ -180,9 +189,12 @@ class Node:
     bucket: int
     seed: int
     tag: int
-    channel: int
+    channel: int | None
+    label: str
     adopted: tuple[Any, ...] = ()
     t: int = 0
+    priority: int = 0
+    wake: Wake | None = None
     heard: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -192,6 +204,11 @@ class Node:
         self._posted: dict[tuple[int, int], Posted] = {}
 
     # -- the graph ---------------------------------------------------------------------------------
+
+    @property
+    def owner(self) -> int:
+        """The rank that a parameter server's method makes this bucket's server; dealt in turn."""
+        return self.bucket % self.size
 
     @property
     def in_neighbors(self) -> tuple[int, ...]:
@@ -219,7 +236,7 @@ class Node:
         out, difference = torch.zeros_like(x), torch.empty_like(x)
         for j in sorted(values):
             out.add_(torch.sub(values[j], x, out=difference), alpha=weights[j])
-        self.stats.mix += time.perf_counter() - start
+        self.stats.spent("mix", start, self.label)
         return out
 
     # -- sending and waiting -----------------------------------------------------------------------
@@ -244,14 +261,14 @@ class Node:
         else:
             key = message_key(self.seed, self.rank, self.t, self.bucket, self._sends)
             payload = codec.encode(v, key)
-        self.stats.encode += time.perf_counter() - start
+        self.stats.spent("encode", start, self.label)
         self._sends += 1
         for j in self.out_neighbors if to is None else to:
-            self.transport.post(payload, j, self.tag + slot)
+            self.outbox.post(payload, j, self.tag + slot, t=self.t, priority=self.priority, label=self.label)
         if not exact:
             start = time.perf_counter()
             own = codec.decode(payload, v.numel())
-            self.stats.decode += time.perf_counter() - start
+            self.stats.spent("decode", start, self.label)
             self.stats.sample_error(v, own, self.t)
         return own
 
@@ -273,8 +290,11 @@ class Node:
         return Receive({j: self._posted[j, slot] for j in ranks}, self)
 
     def mean(self, v: Tensor) -> Mean:
-        """The exact mean of v (float32 [m]) over all ranks; it starts at once."""
-        return Mean(self.transport.start_mean(v, self.channel))
+        """The exact mean of v (float32 [m]) over all ranks; started at once. See `Algorithm.takes_means`."""
+        if self.channel is None:
+            raise TypeError("a method that calls node.mean() says so: takes_means: ClassVar[bool] = True")
+        start = time.perf_counter()
+        return Mean(self.transport.start_mean(v, self.channel, self.wake), self, start)
 
     # -- for the engine ----------------------------------------------------------------------------
 
@@ -287,4 +307,4 @@ class Node:
         size = self.n if e.size is None else e.size
         codec = None if e.exact else self.compressor if e.codec is None else e.codec
         most = 4 * size if codec is None else codec.max_bytes(size)
-        return Posted(self.transport.expect(e.frm, self.tag + e.slot, most), codec, size)
+        return Posted(self.transport.expect(e.frm, self.tag + e.slot, most, self.wake), codec, size)

@@ -13,6 +13,7 @@ JOIN_OPTIONS = (
     "overlap",
     "progress",
     "bucket_mb",
+    "order",
     "timeout",
     "device",
     "seed",
@@ -47,6 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="who drives MPI while the model computes: the model's hooks, or a thread (%(default)s)",
     )
     add("--bucket-mb", type=float, metavar="MB", help="slices that travel on their own (the method's size)")
+    add(
+        "--order",
+        choices=("fifo", "priority"),
+        help="which messages of a gradient method leave first: those ready, or the first layers' (fifo)",
+    )
     add(
         "--timeout",
         type=float,

@@ -19,10 +19,13 @@ from torch.utils.data import Dataset
 from compressors import Compressor
 from gossip import spec
 from gossip.algorithms import Adoption, Algorithm
-from gossip.effects import SLOTS, Node
+from gossip.effects import Node
 from gossip.engine import Engine, Hook
 from gossip.errors import CheckpointError, UsageError
 from gossip.flat import FlatModel
+from gossip.forward_order import ForwardOrder
+from gossip.lazy import LazyOptimizer
+from gossip.outbox import IN_FLIGHT, Outbox, Posting
 from gossip.shard import Shard
 from gossip.stats import Stats
 from gossip.transport import Transport, world
@@ -49,6 +52,7 @@ def join(
     overlap: bool = True,
     progress: str = "hooks",
     bucket_mb: float | None = None,
+    order: str | None = None,
     timeout: float = 300.0,
     device: str | torch.device | None = None,
 ) -> Session:
@@ -67,8 +71,12 @@ def join(
         weights: the rule that turns a graph into a mixing matrix.
         seed: of the compressors' noise and the order of `Session.shard`; equal on all ranks.
         overlap: False exchanges inside ``step()`` alone: the same numbers, nothing hidden.
-        progress: ``"hooks"`` drives MPI from the model's hooks; ``"thread"`` adds a thread that does it too.
+        progress: ``"hooks"`` drives MPI, and rounds that have begun, from the model's hooks; ``"thread"``
+            adds a thread that does it too, for models whose layers are few and long.
         bucket_mb: MiB per bucket. By default parameter methods use one bucket, gradient methods 25 MiB.
+        order: in which order messages leave. ``"fifo"``: as they are ready, which is the default;
+            ``"priority"``: the first layers first, and the next forward waits for each module's own, as in P3
+            (gradient methods that send messages; `p3` has an option for it).
         timeout: seconds without a message before a `WatchdogError` that names who waits for whom.
         device: ``"cuda"``, ``"cuda:1"``, ``"cpu"``; by default the model's own if it is on a GPU already,
             else a GPU by rank within the host (several ranks may share one), else the CPU.
@@ -96,14 +104,20 @@ def join(
         )
     _check(method, graph, codec, transport)
     _check_optimizer(model, optimizer)
+    posting = _posting(method, order)
+    if overlap and posting != Posting():
+        _check_not_compiled(model)
+    pieces = method.pieces(transport.size)
     if method.one_bucket and bucket_mb is not None:
         raise UsageError(
             f"bucket_mb={bucket_mb:g}: {method} needs the whole gradient at once. Leave bucket_mb out."
         )
+    if pieces is not None and bucket_mb is not None:
+        raise UsageError(f"bucket_mb={bucket_mb:g}: {method.name} cuts layers; type {method.name}:slice=…")
     model.to(_device(model, transport, device))
     if bucket_mb is None and method.kind == "gradient" and not method.one_bucket:
         bucket_mb = GRADIENT_BUCKET_MB
-    flat = FlatModel(model, None if bucket_mb is None else int(bucket_mb * 2**20))
+    flat = FlatModel(model, None if bucket_mb is None else int(bucket_mb * 2**20), pieces)
     adoption = method.adopt(optimizer, flat.names)
     _agree(
         transport,
@@ -124,7 +138,19 @@ def join(
     ]:
         transport.broadcast(tensor)
     return Session(
-        model, optimizer, flat, method, graph, codec, transport, seed, overlap, progress, timeout, adoption
+        model,
+        optimizer,
+        flat,
+        method,
+        graph,
+        codec,
+        transport,
+        seed,
+        overlap,
+        progress,
+        posting,
+        timeout,
+        adoption,
     )
 
 
@@ -145,6 +171,37 @@ def _check(method: Algorithm, graph: Topology | Schedule, codec: Compressor, tra
     for text in method.check(graph, codec):
         if transport.rank == 0:
             warnings.warn(text, stacklevel=3)
+
+
+def _posting(method: Algorithm, order: str | None) -> Posting:
+    """How messages leave."""
+    if order not in (None, "fifo", "priority"):
+        raise UsageError(f"order={order!r}: choose 'fifo' or 'priority'.")
+    if method.posting is not None:
+        if order is not None:
+            raise UsageError(
+                f"order={order!r}: {method.name} has an option for it. "
+                f"Type --algorithm {method.name}:order={order}."
+            )
+        return method.posting
+    if order != "priority":
+        return Posting()
+    if method.kind != "gradient" or not method.sends_messages:
+        means = method.kind == "gradient"
+        why = "takes means over all nodes, which have no order" if means else "exchanges parameters"
+        raise UsageError(
+            f"order='priority': {method.name} {why}. Take p3, or a gradient method that sends messages: "
+            "qsgd, signsgd, dgc, gradient-dropping."
+        )
+    return Posting(by_priority=True, in_flight=IN_FLIGHT)
+
+
+def _check_not_compiled(model: nn.Module) -> None:
+    if hasattr(model, "_orig_mod") or any(m._compiled_call_impl is not None for m in model.modules()):
+        raise UsageError(
+            "the model is compiled, and every module must wait for its own gradients before it runs, which "
+            "torch.compile traces away. Use the model as it is, or --no-overlap (join(overlap=False))."
+        )
 
 
 def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -221,6 +278,7 @@ class Session:
         seed: int,
         overlap: bool,
         progress: str,
+        posting: Posting,
         timeout: float,
         adoption: Adoption,
     ) -> None:
@@ -237,11 +295,16 @@ class Session:
         if transport.rank == 0:
             for note in self.notes:
                 log.info(note)
-        tag = transport.reserve_tags(SLOTS * len(flat.buckets))
-        channel = transport.open_channels(len(flat.buckets))
+        tag = transport.reserve_tags(algorithm.slots * len(flat.buckets))
+        channel = transport.open_channels(len(flat.buckets) if algorithm.takes_means else 0)
+        outbox = Outbox(transport, posting)
+        lazy = None
+        if overlap and posting != Posting():
+            lazy = LazyOptimizer(optimizer, flat, ForwardOrder(model, flat.names))
         nodes = [
             Node(
                 transport=transport,
+                outbox=outbox,
                 topology=topology,
                 compressor=compressor.for_segments([segment.size for segment in bucket.segments]),
                 stats=self.stats,
@@ -249,34 +312,45 @@ class Session:
                 device=self.device,
                 bucket=b,
                 seed=seed,
-                tag=tag + SLOTS * b,
-                channel=channel + b,
+                tag=tag + algorithm.slots * b,
+                channel=channel + b if algorithm.takes_means else None,
+                label=bucket.label(b),
                 adopted=tuple(adoption.of(p) for p in bucket.parameters),
             )
             for b, bucket in enumerate(flat.buckets)
         ]
-        self._engine = Engine(flat, algorithm, nodes, transport, self.stats, overlap, timeout)
+        self._engine = Engine(flat, algorithm, nodes, outbox, transport, self.stats, overlap, timeout, lazy)
         self._average_channel = transport.open_channels(1)
         self._timeout = timeout
-        self._handles = list(self._attach(overlap))
-        self._stop_progress = _progress_thread(transport) if progress == "thread" else lambda: None
+        self._handles = [*self._attach(overlap), *(self._attach_waits() if lazy is not None else ())]
+        threaded = progress == "thread" and transport.needs_polling
+        self._stop_progress = _progress_thread(transport, self._engine) if threaded else lambda: None
         self._finished = False
         _joined.add(model)
 
     # -- hooks -------------------------------------------------------------------------------------
 
     def _attach(self, overlap: bool) -> Iterator[Any]:
-        engine, model = self._engine, self._model
+        engine, model, depth = self._engine, self._model, 0
 
         def on_forward(module: nn.Module, *_: Any) -> None:
-            if module.training and torch.is_grad_enabled():
+            nonlocal depth
+            depth = 0  # whatever became of the last step
+            learning = module.training and torch.is_grad_enabled()
+            if learning:
                 engine.on_forward()
+            engine.on_module(module, learning)
 
         def on_module(module: nn.Module, *_: Any) -> None:
-            if module.training and torch.is_grad_enabled():
-                engine.tick()
+            engine.on_module(module, torch.is_grad_enabled())
+
+        # A step may call that of its base class, which has the same hooks.
 
         def on_step_begin(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            nonlocal depth
+            depth += 1
+            if depth > 1 or engine.applying:
+                return
             if _optimized(optimizer) != self._optimized:
                 raise UsageError(
                     "the optimizer's parameters changed after join (add_param_group?). Add them before join."
@@ -284,16 +358,44 @@ class Session:
             self._adoption.check()
             engine.on_step_begin()
 
-        yield model.register_forward_pre_hook(Hook(on_forward))
+        def on_step_end(*_: Any) -> None:
+            nonlocal depth
+            depth -= 1
+            if depth == 0 and not engine.applying:
+                engine.on_step_end()
+
+        # Before other hooks, such as weight_norm's, which computes from the parameters that these bring.
+        yield model.register_forward_pre_hook(Hook(on_forward), prepend=True)
         yield self._optimizer.register_step_pre_hook(Hook(on_step_begin))
-        yield self._optimizer.register_step_post_hook(Hook(lambda *_: engine.on_step_end()))
+        yield self._optimizer.register_step_post_hook(Hook(on_step_end))
         if overlap or engine.averages_gradients:
             for p in self._flat.names:
                 yield p.register_post_accumulate_grad_hook(Hook(engine.on_gradient))
         if overlap and not hasattr(model, "_orig_mod"):  # hooks inside a compiled model would break its graph
             for module in model.modules():
                 if module is not model and not isinstance(module, torch.jit.ScriptModule):
-                    yield module.register_forward_pre_hook(Hook(on_module))
+                    yield module.register_forward_pre_hook(Hook(on_module), prepend=True)
+
+    def _attach_waits(self) -> Iterator[Any]:
+        """For updates that come after `step()`: what reads or replaces the whole model waits for them."""
+        engine = self._engine
+
+        def catch_up(*_: Any) -> None:
+            engine.catch_up()
+
+        def on_step_begin(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], options: Any) -> None:
+            if options.get("closure", args[1] if len(args) > 1 else None) is not None:
+                raise UsageError(
+                    "optimizer.step(closure) computes gradients, but here they arrive after step(). Call "
+                    "backward() before step(), or use --no-overlap (join(overlap=False))."
+                )
+
+        for module in self._model.modules():
+            yield module.register_state_dict_pre_hook(Hook(catch_up))
+            yield module._register_load_state_dict_pre_hook(Hook(catch_up))  # public from torch 2.5 on only
+        yield self._optimizer.register_state_dict_pre_hook(Hook(catch_up))
+        yield self._optimizer.register_load_state_dict_pre_hook(Hook(catch_up))
+        yield self._optimizer.register_step_pre_hook(Hook(on_step_begin))
 
     # -- training ----------------------------------------------------------------------------------
 
@@ -359,6 +461,7 @@ class Session:
         """
         if buffers not in ("average", "local"):
             raise UsageError(f"buffers={buffers!r}: choose 'average' or 'local'.")
+        self._engine.catch_up()
         mean = self._mean(self._flat.vector)
         state = {name: value.detach().clone() for name, value in self._model.state_dict().items()}
         by_pointer = {p.data_ptr(): p for p in self._flat.names}
@@ -373,9 +476,18 @@ class Session:
 
     def consensus_distance(self) -> float:
         """sqrt(1/n Σ_i ‖x_i − x̄‖²): how far the nodes' models are from their mean. Collective."""
+        self._engine.catch_up()
         distance = torch.linalg.vector_norm(self._flat.vector - self._mean(self._flat.vector))
         squares = self.world.allgather(float(distance) ** 2)
         return math.sqrt(sum(squares) / self.size)
+
+    def gradient_norm(self) -> float:
+        """The L2 norm of the gradient that the last `step()` has applied, or will, on this rank."""
+        if self._engine.averages_gradients:
+            self.wait()
+            return float(torch.linalg.vector_norm(self._flat.need_gradient()))
+        norms = [torch.linalg.vector_norm(p.grad) for p in self._flat.names if p.grad is not None]
+        return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
 
     @property
     def allreduce_bytes(self) -> int:
@@ -426,13 +538,15 @@ def _optimized(optimizer: torch.optim.Optimizer) -> set[int]:
     return {id(p) for group in optimizer.param_groups for p in group["params"]}
 
 
-def _progress_thread(transport: Transport) -> Callable[[], None]:
-    """Drive the transport from a thread of its own; returns what stops it."""
-    stop = threading.Event()
+def _progress_thread(transport: Transport, engine: Engine) -> Callable[[], None]:
+    """Drive the transport, and what can go on without the model, from a thread; returns what stops it."""
+    stop, threads = threading.Event(), torch.get_num_threads()
 
     def drive() -> None:
+        torch.set_num_threads(threads)  # new threads start with torch's default
         while not stop.wait(0.001):
             transport.poll()
+            engine.serve()
 
     thread = threading.Thread(target=drive, name="gossip progress", daemon=True)
     thread.start()

@@ -21,6 +21,7 @@ CODEC = {"ecd": "grid", "choco": "topk:ratio=0.25"}
 POINT_TO_POINT = (
     *("local", "dpsgd", "naive", "dcd", "ecd", "choco", "deepsqueeze"),
     *("qsgd:gather=all", "signsgd:gather=scatter"),
+    *("p3:slice=8,in_flight=1", "p3:slice=layer,order=fifo"),
 )
 MEANS = ("allreduce", "powersgd", "dgc:ratio=0.1,warmup_steps=4", "gradient-dropping:ratio=0.1")
 SPECS = (*POINT_TO_POINT, "dpsgd:order=atc", "dcd:every=3", "choco:every=3", *MEANS)
