@@ -42,6 +42,7 @@ MAY_CHANGE = (
     "overlap",
     "progress",
     "order",
+    "trace",
     "eval_every",
     "log_every",
     "checkpoint_every",

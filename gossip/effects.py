@@ -157,7 +157,7 @@ class Mean(Arrival):
 
     def result(self) -> Tensor:
         if (trace := self.node.stats.trace) is not None:
-            trace.flight("in flight", self.node.label, self.start, time.perf_counter(), round=self.node.t)
+            trace.flight(f"{self.node.label}: mean", self.start, time.perf_counter(), round=self.node.t)
         return self.pending.value()
 
     def missing(self) -> None:

@@ -33,6 +33,8 @@ from gossip.transport.base import Transport
 
 TICK_SECONDS = 5e-3
 """The shortest time between two polls from hooks: a poll may yield the core, and hooks are many."""
+QUEUE_TICK_SECONDS = 1e-3
+"""The same while messages wait for others to be taken: a poll hands on as many as it finds taken."""
 
 
 class Lane:
@@ -198,6 +200,7 @@ class Engine:
         for lane in sorted(self.lanes, key=_staggered):
             for p in lane.bucket.parameters:
                 self._lanes_of[p].append(lane)
+        self._prioritize()
         transport.attend(self)
 
     @property
@@ -222,7 +225,7 @@ class Engine:
         now = time.perf_counter()
         if now < self._next_tick:
             return
-        self._next_tick = now + TICK_SECONDS
+        self._next_tick = now + (TICK_SECONDS if self._outbox.empty else QUEUE_TICK_SECONDS)
         self.transport.poll()
         self.serve()
 
@@ -489,17 +492,28 @@ class Engine:
         lazy.park(lambda p: any(lane.owed for lane in self._lanes_of[p]))
         if lazy.order.has_news:
             lazy.order.settle()
+            self._prioritize()
+
+    def _prioritize(self) -> None:
+        if self._lazy is not None:
+            position = self._lazy.order.position
             for lane in self.lanes:
-                lane.node.priority = min(lazy.order.position[p] for p in lane.bucket.parameters)
+                lane.node.priority = min(position[p] for p in lane.bucket.parameters)
 
     def _apply(self, parameters: Iterable[nn.Parameter]) -> None:
         """Wait for the gradients of those that are parked, and let the optimizer have them."""
         lazy = cast(LazyOptimizer, self._lazy)
         due = [p for p in parameters if p in lazy.parked]
+        if not due:
+            return
         for p in due:
             for lane in self._lanes_of[p]:
                 self._wait(lane, lambda lane=lane: not lane.owed)  # type: ignore[misc]
+        start = time.perf_counter()
         lazy.apply(due)
+        if self.stats.trace is not None:
+            names = ", ".join(self.flat.names[p] for p in due)
+            self.stats.trace.span("compute", f"optimizer: {names}", start, time.perf_counter())
 
     @_locked
     def catch_up(self) -> None:

@@ -102,11 +102,8 @@ class LazyOptimizer:
         self._before, self._checked = [], True
 
     def apply(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Give those of `parameters` that are parked their update; their gradients must be final."""
-        due = [p for p in parameters if p in self.parked]
-        if not due:
-            return
-        groups: dict[int, Group] = {}
+        """Give parameters (at least one, all parked) their update; their gradients must be final."""
+        due, groups = list(parameters), dict[int, Group]()
         for p in due:
             hyper = self.parked.pop(p)
             groups.setdefault(id(hyper), {**hyper, "params": []})["params"].append(p)

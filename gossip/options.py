@@ -17,6 +17,7 @@ JOIN_OPTIONS = (
     "timeout",
     "device",
     "seed",
+    "trace",
 )
 
 
@@ -61,6 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="seconds of silence before an error (%(default)g)",
     )
     add("--device", help="cpu, cuda, cuda:0, … (the GPU of this rank, or the CPU)")
+    add(
+        "--trace", metavar="FILE", help="write what each rank did when, for ui.perfetto.dev (.json, .json.gz)"
+    )
     add("--seed", type=int, default=0, help="of the data order and the compressors' noise (%(default)s)")
 
 

@@ -113,7 +113,13 @@ class Outbox:
     def _record(self, letter: Letter, left: float, landed: float) -> None:
         if self._trace is None:
             return
-        about = {"to": letter.to, "round": letter.t, "priority": letter.priority}
-        about["bytes"] = letter.payload.numel()
-        self._trace.flight("queued", letter.label, letter.queued, left, **about)
-        self._trace.flight("in flight", letter.label, left, landed, **about)
+        self._trace.flight(
+            letter.label,
+            left,
+            landed,
+            to=letter.to,
+            round=letter.t,
+            priority=letter.priority,
+            bytes=letter.payload.numel(),
+            queued_ms=1e3 * (left - letter.queued),
+        )

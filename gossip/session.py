@@ -6,10 +6,13 @@ import hashlib
 import logging
 import math
 import threading
+import time
 import warnings
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +31,7 @@ from gossip.lazy import LazyOptimizer
 from gossip.outbox import IN_FLIGHT, Outbox, Posting
 from gossip.shard import Shard
 from gossip.stats import Stats
+from gossip.trace import Trace
 from gossip.transport import Transport, world
 from topologies import Schedule, Topology
 
@@ -55,6 +59,7 @@ def join(
     order: str | None = None,
     timeout: float = 300.0,
     device: str | torch.device | None = None,
+    trace: str | Path | None = None,
 ) -> Session:
     """Make this process (or virtual node) one node of a decentralized run. Collective.
 
@@ -80,6 +85,7 @@ def join(
         timeout: seconds without a message before a `WatchdogError` that names who waits for whom.
         device: ``"cuda"``, ``"cuda:1"``, ``"cpu"``; by default the model's own if it is on a GPU already,
             else a GPU by rank within the host (several ranks may share one), else the CPU.
+        trace: a file that rank 0 writes in `finish`, for ui.perfetto.dev: what each rank did and when.
 
     Raises:
         UsageError: something does not fit; the message says what to type instead.
@@ -129,6 +135,7 @@ def join(
             "seed": seed,
             "parameters": flat.signature(),
             "buckets": [bucket.size for bucket in flat.buckets],
+            "trace": trace is not None,
         },
     )
     for tensor in [
@@ -151,6 +158,7 @@ def join(
         posting,
         timeout,
         adoption,
+        None if trace is None else Trace(trace, transport),
     )
 
 
@@ -281,11 +289,12 @@ class Session:
         posting: Posting,
         timeout: float,
         adoption: Adoption,
+        trace: Trace | None,
     ) -> None:
         self.algorithm, self.topology, self.compressor = algorithm, topology, compressor
         self.world, self.rank, self.size = transport, transport.rank, transport.size
         self.device = flat.vector.device
-        self.stats = Stats()
+        self.stats = Stats(trace)
         self._model, self._optimizer, self._flat, self._seed = model, optimizer, flat, seed
         self._optimized, self._adoption = _optimized(optimizer), adoption
         segments = [bucket.segments for bucket in flat.buckets]
@@ -297,7 +306,7 @@ class Session:
                 log.info(note)
         tag = transport.reserve_tags(algorithm.slots * len(flat.buckets))
         channel = transport.open_channels(len(flat.buckets) if algorithm.takes_means else 0)
-        outbox = Outbox(transport, posting)
+        outbox = Outbox(transport, posting, trace)
         lazy = None
         if overlap and posting != Posting():
             lazy = LazyOptimizer(optimizer, flat, ForwardOrder(model, flat.names))
@@ -322,7 +331,12 @@ class Session:
         self._engine = Engine(flat, algorithm, nodes, outbox, transport, self.stats, overlap, timeout, lazy)
         self._average_channel = transport.open_channels(1)
         self._timeout = timeout
-        self._handles = [*self._attach(overlap), *(self._attach_waits() if lazy is not None else ())]
+        self._handles = [
+            *(self._attach_trace(trace, before_engine=True) if trace is not None else ()),
+            *self._attach(overlap),
+            *(self._attach_waits() if lazy is not None else ()),
+            *(self._attach_trace(trace, before_engine=False) if trace is not None else ()),
+        ]
         threaded = progress == "thread" and transport.needs_polling
         self._stop_progress = _progress_thread(transport, self._engine) if threaded else lambda: None
         self._finished = False
@@ -371,10 +385,45 @@ class Session:
         if overlap or engine.averages_gradients:
             for p in self._flat.names:
                 yield p.register_post_accumulate_grad_hook(Hook(engine.on_gradient))
-        if overlap and not hasattr(model, "_orig_mod"):  # hooks inside a compiled model would break its graph
+        if overlap:
             for module in model.modules():
-                if module is not model and not isinstance(module, torch.jit.ScriptModule):
+                if module is not model and self._sees(module):
                     yield module.register_forward_pre_hook(Hook(on_module), prepend=True)
+
+    def _attach_trace(self, trace: Trace, before_engine: bool) -> Iterator[Any]:
+        """For a picture of what the model computes: modules forward, gradients, the optimizer.
+
+        What the engine does in its hooks belongs to none of these, so some are called before it, some after.
+        """
+        optimizer, parameters = self._optimizer, self._flat.names
+        if before_engine:
+            for p, name in parameters.items():
+                yield p.register_post_accumulate_grad_hook(
+                    Hook(lambda *_, name=name: trace.lap(f"backward {name}"))
+                )
+            yield optimizer.register_step_post_hook(Hook(lambda *_: trace.lap("optimizer")))
+            return
+        for p in parameters:
+            yield p.register_post_accumulate_grad_hook(Hook(lambda *_: trace.restart()))
+        yield optimizer.register_step_pre_hook(Hook(lambda *_: trace.restart()))
+        running: defaultdict[nn.Module, list[float]] = defaultdict(list)
+
+        def begin(module: nn.Module, *_: Any) -> None:
+            running[module].append(time.perf_counter())
+
+        for name, module in self._model.named_modules():
+
+            def end(module: nn.Module, *_: Any, name: str = name) -> None:
+                trace.span("compute", f"forward {name}".strip(), running[module].pop(), time.perf_counter())
+                trace.restart()
+
+            if module is self._model or (self._sees(module) and next(module.children(), None) is None):
+                yield module.register_forward_pre_hook(Hook(begin))
+                yield module.register_forward_hook(Hook(end))
+
+    def _sees(self, module: nn.Module) -> bool:
+        """Whether a module inside the model can have hooks: they would break the graph of a compiled one."""
+        return not hasattr(self._model, "_orig_mod") and not isinstance(module, torch.jit.ScriptModule)
 
     def _attach_waits(self) -> Iterator[Any]:
         """For updates that come after `step()`: what reads or replaces the whole model waits for them."""
@@ -437,6 +486,8 @@ class Session:
             handle.remove()
         self._adoption.release()
         self._stop_progress()
+        if self.stats.trace is not None:
+            self.stats.trace.write()
         self.world.barrier()
 
     # -- the averaged model ------------------------------------------------------------------------
