@@ -151,7 +151,7 @@ def test_bounds(model: list[Layer], machine: Cluster, method: P3) -> None:
 
 
 def first_layer(model: str, seconds: float, method: P3) -> list[float]:
-    """When the ranks have the first layer's mean, where the first step computes 1 s and sends for `seconds`."""
+    """When the ranks have the first layer's mean, in a step that computes 1 s and sends for `seconds`."""
     of_model = load(model, 1.0)
     machine = Cluster(4, 1.5 * BYTES * total(of_model)[0] / seconds)
     run = simulate(of_model, machine, method, steps=2)
