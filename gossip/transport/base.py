@@ -14,6 +14,9 @@ from typing import Any, NoReturn, Protocol
 import torch
 from torch import Tensor
 
+RATE_BYTES = 1 << 16
+"""Smaller payloads say more about latency than about the link's rate."""
+
 
 class Pending(Protocol):
     """Something on its way. `done` never blocks and changes only inside `Transport.poll` or `wait`."""
@@ -47,6 +50,8 @@ class Transport(ABC):
         bytes_sent, messages_sent: what this rank has handed to the network so far. A payload to d neighbours
             counts d times; a mean of b bytes counts 2(n-1)/n * b, the cost of a ring all-reduce. The control
             plane and notes are not counted.
+        fastest: the highest rate in bytes/s at which a payload of `RATE_BYTES` or more has gone out, from its
+            start to its receiver; 0 while there was none, or no network. A link is at least this fast.
         notes: latest note of each kind from each rank: ``notes[kind][rank] -> value``. The sender's own notes
             are included. The kind ``"left"`` is written by `close` and tells that a rank will send nothing
             more.
@@ -59,6 +64,7 @@ class Transport(ABC):
     local_size: int
     bytes_sent: int
     messages_sent: int
+    fastest: float = 0.0
     notes: dict[str, dict[int, Any]]
     departed: dict[int, str]
 

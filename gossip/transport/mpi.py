@@ -45,7 +45,15 @@ mpi4py.rc.thread_level = "multiple"
 from mpi4py import MPI  # noqa: E402  (initialises MPI with the settings above)
 
 from gossip.errors import GossipError, PeerLostError, UsageError, WatchdogError  # noqa: E402
-from gossip.transport.base import MeanResult, Pending, Receipt, Transport, as_bytes, from_bytes  # noqa: E402
+from gossip.transport.base import (  # noqa: E402
+    RATE_BYTES,
+    MeanResult,
+    Pending,
+    Receipt,
+    Transport,
+    as_bytes,
+    from_bytes,
+)
 
 NOTE_BYTES = 1 << 20  # the longest note; a last word takes about 15 bytes per tag
 SPINS = 100  # polls of `wait` before it sleeps; yields to other processes in between
@@ -71,6 +79,7 @@ class _Operation:
 class _Send(_Operation):
     def __init__(self, data: np.ndarray, to: int, tag: int) -> None:
         self.data, self.to, self.tag = data, to, tag
+        self.began = 0.0  # when it was put on the wire
 
 
 class _Receive(_Operation):
@@ -207,6 +216,7 @@ class MPITransport(Transport):
         return send
 
     def _put_on_wire(self, send: _Send) -> None:
+        send.began = time.perf_counter()
         try:
             self._track(self._data.Issend([send.data, MPI.BYTE], send.to, send.tag), send)
         except MPI.Exception as error:
@@ -305,6 +315,9 @@ class MPITransport(Transport):
         if isinstance(operation, _Receive):
             self._received[operation.frm][operation.tag] += 1
         elif isinstance(operation, _Send):
+            if operation.data.size >= RATE_BYTES:
+                seconds = time.perf_counter() - operation.began
+                self.fastest = max(self.fastest, operation.data.size / seconds)
             queue = self._sending[operation.to, operation.tag]
             queue.popleft()
             if queue:
