@@ -23,8 +23,10 @@ quickstart: $(STAMP)
 	$(IN_VENV) mpirun -n 8 python -m experiments.train \
 		--config experiments/quickstart.toml --out runs/quickstart --overwrite
 
+# What starts ranks comes last and one by one: it is about how soon a job ends, and would compete for the cores.
 test: $(STAMP)
-	$(IN_VENV) python -m pytest
+	$(IN_VENV) python -m pytest -n auto --dist loadfile -m 'not slow and not mpi'
+	$(IN_VENV) python -m pytest -m 'mpi and not slow'
 
 lint: $(STAMP)
 	$(IN_VENV) ruff check .

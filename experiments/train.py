@@ -13,7 +13,6 @@ import itertools
 import math
 import os
 import sys
-import warnings
 from collections.abc import Sequence
 
 from torch.nn.functional import cross_entropy
@@ -32,7 +31,6 @@ from gossip.transport.environment import launched
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command; exits with the job's exit code."""
-    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
     try:
         cli.run(lambda: run(argv))
     except KeyboardInterrupt:

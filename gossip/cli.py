@@ -9,6 +9,7 @@ import argparse
 import re
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -24,8 +25,9 @@ PATIENCE = 5.0
 def run(main: Callable[[], int | None]) -> NoReturn:
     """Call `main` and exit with what it returns; a `GossipError` becomes one message and its exit code.
 
-    Other exceptions pass through, with their traceback.
+    Other exceptions pass through, with their traceback. Warnings are one line each, without source code.
     """
+    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
     try:
         code = main()
     except GossipError as error:

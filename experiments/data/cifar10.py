@@ -36,6 +36,9 @@ class CIFAR10:
 
     def prepare(self, data_dir: str) -> None:
         """Download the archive into `data_dir` unless the data is there, and unpack it."""
+        root = Path(data_dir).expanduser()
+        if root.exists() and not (root.is_dir() or root.is_file()):
+            raise UsageError(f"--data-dir {data_dir} is neither a folder nor CIFAR-10's archive; name one")
         source = find(data_dir)
         if source is None:
             source = _downloaded(Path(data_dir).expanduser())

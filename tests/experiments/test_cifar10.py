@@ -439,6 +439,11 @@ def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
         data.load("cifar10", str(tmp_path / "file" / "folder"))
 
 
+def test_a_device_is_no_data_dir() -> None:
+    with pytest.raises(UsageError, match="neither a folder nor"):
+        data.load("cifar10", "/dev/null")
+
+
 def test_the_official_address_and_sum() -> None:
     assert OFFICIAL_URL == "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
     assert cifar10.MD5 == "c58f30108f718f92721af3b95e74349a"
