@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from compressors import Compressor
+from compressors import Compressor, kernels
 from gossip import spec
 from gossip.algorithms import Adoption, Algorithm
 from gossip.effects import SLOTS, Node
@@ -26,6 +26,7 @@ from gossip.flat import FlatModel
 from gossip.shard import Shard
 from gossip.stats import Stats
 from gossip.transport import Transport, world
+from gossip.transport.environment import env_rank
 from topologies import Schedule, Topology
 
 log = logging.getLogger("gossip")
@@ -77,6 +78,8 @@ def join(
         UsageError: something does not fit; the message says what to type instead.
     """
     transport = world()
+    if env_rank() > 0:
+        kernels.say_nothing()
     method = spec.make_algorithm(algorithm)
     graph = spec.make_topology(topology, transport.size, weights)
     codec = spec.make_codec(method.default_compressor if compressor is None else compressor)
