@@ -1,10 +1,10 @@
-"""``python -m gossip list``, ``env`` and ``bench``; all work with and without mpirun."""
+"""``python -m gossip list``, ``env``, ``bench`` and ``bytes``; all work with and without mpirun."""
 
 from __future__ import annotations
 
 import json
 
-from gossip import bench
+from gossip import bench, byte_table
 from gossip.catalog import PAGES, catalog
 from gossip.cli import ArgumentParser, run
 from gossip.envreport import as_text, collect
@@ -26,6 +26,7 @@ def main() -> int:
         help='settings for mpirun as root or on few cores: eval "$(python -m gossip env --shell)"',
     )
     bench.add_arguments(commands.add_parser("bench", help="how long compressors take, beside a plain copy"))
+    byte_table.add_arguments(commands.add_parser("bytes", help="bytes per step, from a model's shapes alone"))
     args = parser.parse_args()
     if env_rank() != 0:
         return 0
@@ -33,6 +34,8 @@ def main() -> int:
         print("\n\n\n".join(catalog(what) for what in ([args.what] if args.what else PAGES)))
     elif args.command == "bench":
         bench.run(args)
+    elif args.command == "bytes":
+        byte_table.run(args)
     elif args.shell:
         print(shell_exports())
     else:

@@ -286,7 +286,10 @@ class Node:
         return Receive({j: self._posted[j, slot] for j in ranks}, self)
 
     def mean(self, v: Tensor) -> Mean:
-        """The exact mean of v (float32 [m]) over all ranks; it starts at once."""
+        """The exact mean of v (float32 [m]) over all ranks; it starts at once.
+
+        `Algorithm.means` tells m beforehand.
+        """
         return Mean(self.transport.start_mean(v, self.channel))
 
     # -- for the engine ----------------------------------------------------------------------------
@@ -297,7 +300,11 @@ class Node:
         self._posted = {(e.frm, e.slot): self._post(e) for e in expected}
 
     def _post(self, e: Expect) -> Posted:
-        size = self.n if e.size is None else e.size
-        codec = None if e.exact else self.compressor if e.codec is None else e.codec
+        codec, size = self.reads(e)
         most = 4 * size if codec is None else codec.max_bytes(size)
         return Posted(self.transport.expect(e.frm, self.tag + e.slot, most), codec, size)
+
+    def reads(self, e: Expect) -> tuple[Compressor | None, int]:
+        """The codec of a declared message (None: float32) and its number of values."""
+        codec = None if e.exact else self.compressor if e.codec is None else e.codec
+        return codec, self.n if e.size is None else e.size

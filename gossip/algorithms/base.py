@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from compressors import PaperSize, Shape
 from gossip.effects import Effect, Expect, Node
 
 if TYPE_CHECKING:
@@ -99,6 +101,20 @@ class Algorithm(ABC):
     def expects(self, node: Node) -> tuple[Expect, ...]:
         """The messages this round will receive; they are posted when the round starts."""
         return tuple(Expect(j, exact=self.sends_exact) for j in node.in_neighbors)
+
+    def means(self, node: Node) -> tuple[int, ...]:
+        """The lengths of the vectors that this round averages exactly, by `node.mean`."""
+        return ()
+
+    def recurring(self) -> range:
+        """Rounds whose traffic repeats in a long run, once any warm-up is over."""
+        return range(1, 2)
+
+    def paper_size(self, shapes: Sequence[Shape], compressor: Compressor) -> PaperSize:
+        """One node's message about tensors of these shapes, in the model's order, as its paper counts it."""
+        if not self.sends_exact:
+            return compressor.paper_size(shapes)
+        return PaperSize(4 * sum(map(math.prod, shapes)), "4 B a value")
 
     def check(self, topology: Topology | Schedule, compressor: Compressor) -> Iterator[str]:
         """Warnings about combinations that theory or the literature says will fail."""

@@ -150,6 +150,11 @@ class Transport(ABC):
         """End every rank of the job now, with exit code `code`."""
 
 
+def mean_bytes(values: int, n: int) -> int:
+    """What one rank's part in a mean of `values` float32 over n ranks counts: int(2(n-1)/n * 4 values)."""
+    return 2 * (n - 1) * 4 * values // n
+
+
 def as_bytes(x: Tensor) -> Tensor:
     """A contiguous copy of `x` as uint8 [numel * itemsize]."""
     return x.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gossip.errors import DeadlockError, GossipError, PeerLostError
-from gossip.transport.base import Transport
+from gossip.transport.base import Transport, mean_bytes
 
 Key = tuple[int, int, int]  # from, to, tag
 
@@ -148,8 +148,7 @@ class LocalTransport(Transport):
         return receipt
 
     def start_mean(self, x: Tensor, channel: int) -> _MeanResult:
-        count = 2 * (self.size - 1) * 4 * x.numel() // self.size
-        self.bytes_sent += count
+        self.bytes_sent += mean_bytes(x.numel(), self.size)
         self.messages_sent += 2 * (self.size - 1)
         return self._start_mean(x, channel)
 

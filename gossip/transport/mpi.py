@@ -53,6 +53,7 @@ from gossip.transport.base import (  # noqa: E402
     Transport,
     as_bytes,
     from_bytes,
+    mean_bytes,
 )
 
 NOTE_BYTES = 1 << 20  # the longest note; a last word takes about 15 bytes per tag
@@ -132,7 +133,8 @@ class _Mean(_Collective):
     def __init__(self, x: Tensor, size: int, channel: int, index: int) -> None:
         super().__init__(channel, index)
         self.device, self.size = x.device, size
-        self.sum = _to_host(x)
+        self.own = _to_host(x)
+        self.sum = torch.empty_like(self.own, pin_memory=x.is_cuda) if size > 1 else self.own
 
     def value(self) -> Tensor:
         if self.size > 1:
@@ -255,10 +257,12 @@ class MPITransport(Transport):
             if self.size == 1:
                 mean.done = True
                 return mean
-            self.bytes_sent += 2 * (self.size - 1) * mean.sum.nbytes // self.size
+            self.bytes_sent += mean_bytes(x.numel(), self.size)
             self.messages_sent += 2 * (self.size - 1)
-            flat = mean.sum.numpy().reshape(-1)
-            self._track(self._channel_comms[channel].Iallreduce(MPI.IN_PLACE, flat, MPI.SUM), mean)
+            # Not IN_PLACE: Open MPI would send everything to one rank and back, whatever its size. With two
+            # buffers (n >= 4, 64 KiB and more) it scatters the sum: the bytes that are counted, no rank more.
+            own, total = (buffer.numpy().reshape(-1) for buffer in (mean.own, mean.sum))
+            self._track(self._channel_comms[channel].Iallreduce(own, total, MPI.SUM), mean)
         return mean
 
     # -- progress ----------------------------------------------------------------------------------
