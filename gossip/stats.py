@@ -41,7 +41,7 @@ class Stats:
 
     def sample_error(self, v: Tensor, decoded: Tensor, t: int) -> None:
         """Measure ‖v − C(v)‖/‖v‖ now and then, without leaving the device."""
-        if t % SAMPLE_ERROR_EVERY == 1:
+        if t % SAMPLE_ERROR_EVERY == 1 and v.numel():
             norm = torch.linalg.vector_norm(v)
             self._errors.append(torch.where(norm > 0, torch.linalg.vector_norm(v - decoded) / norm, norm))
 
