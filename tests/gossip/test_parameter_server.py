@@ -57,23 +57,24 @@ def slim_method(spec: str) -> SlimDP:
 @pytest.mark.parametrize("n", SIZES)
 def test_plump_is_allreduce_step_for_step(n: int) -> None:
     """Momentum and weight decay are linear, so the mean of the steps is the step along the mean."""
-    plump = simulate("plump", n).X
+    plump = simulate("plump", n, steps=12).X
     np.testing.assert_array_equal(plump, np.broadcast_to(plump[:, :1], plump.shape))
-    assert_close(plump, simulate("allreduce", n).X, 2e-6)
+    assert_close(plump, simulate("allreduce", n, steps=12).X, 2e-6)
 
 
-@pytest.mark.parametrize("n", SIZES)
-@pytest.mark.parametrize("options", ["beta=0.5,q=3", "beta=1,q=2,residual=keep,keys=seed,eta=per-coordinate"])
-def test_slim_that_exchanges_everything_is_plump(options: str, n: int) -> None:
-    everything = simulate(f"slim:alpha=1,{options},every=2", n, steps=14)
-    np.testing.assert_array_equal(everything.X, simulate("plump:every=2", n, steps=14).X)
+EVERYTHING = ("beta=0.5,q=3", "beta=1,q=2,residual=keep,keys=seed,eta=per-coordinate")
 
 
-@pytest.mark.parametrize("codec", ["identity", "qsgd:bits=8"])
+@pytest.mark.parametrize(("n", "options"), [*((n, EVERYTHING[0]) for n in SIZES), (3, EVERYTHING[1])])
+def test_slim_that_exchanges_everything_is_plump(n: int, options: str) -> None:
+    everything = simulate(f"slim:alpha=1,{options},every=2", n, steps=10)
+    np.testing.assert_array_equal(everything.X, simulate("plump:every=2", n, steps=10).X)
+
+
 @pytest.mark.parametrize("options", ["", ",residual=keep,eta=per-coordinate"])
-def test_keys_from_the_seed_are_the_keys_sent(options: str, codec: str) -> None:
-    sent = simulate(f"{LITERAL}{options}", 5, codec, steps=10)
-    seed = simulate(f"{LITERAL}{options},keys=seed", 5, codec, steps=10)
+def test_keys_from_the_seed_are_the_keys_sent(options: str) -> None:
+    sent = simulate(f"{LITERAL}{options}", 5, "qsgd:bits=8", steps=8)
+    seed = simulate(f"{LITERAL}{options},keys=seed", 5, "qsgd:bits=8", steps=8)
     np.testing.assert_array_equal(sent.X, seed.X)
 
 
@@ -86,7 +87,7 @@ def test_one_node_alone_loses_what_it_drops() -> None:
 # -- agreement with the oracle ------------------------------------------------------------------------------
 
 
-def check_against_oracle(spec: str, n: int, codec: str = "identity", steps: int = 24) -> None:
+def check_against_oracle(spec: str, n: int, codec: str = "identity", steps: int = 14) -> None:
     run, method = simulate(spec, n, codec, steps=steps), slim_method(spec)
     size = float(np.abs(run.X).max())
 
@@ -112,24 +113,24 @@ def check_against_oracle(spec: str, n: int, codec: str = "identity", steps: int 
         assert_close(x, expected)
 
 
-@pytest.mark.parametrize("n", SIZES)
-@pytest.mark.parametrize("spec", VARIANTS)
+@pytest.mark.parametrize(
+    ("spec", "n"), [*itertools.product(VARIANTS[:2], SIZES), *((spec, 3) for spec in VARIANTS[2:])]
+)
 def test_slim_follows_the_oracle(spec: str, n: int) -> None:
     check_against_oracle(spec, n)
 
 
 @pytest.mark.parametrize("codec", ["qsgd:bits=8", "qsgd:bits=2,block=4", "sign", "randk:ratio=0.5"])
-@pytest.mark.parametrize("spec", VARIANTS[:3])
+@pytest.mark.parametrize("spec", VARIANTS[:2])
 def test_slim_follows_the_oracle_with_other_codecs(spec: str, codec: str) -> None:
-    check_against_oracle(spec, 3, codec, steps=12)
+    check_against_oracle(spec, 3, codec, steps=8)
 
 
 # -- laws ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n", [1, 3, 5])
 @pytest.mark.parametrize("spec", VARIANTS[:4])
-def test_nodes_agree_on_the_core(spec: str, n: int) -> None:
+def test_nodes_agree_on_the_core(spec: str, n: int = 4) -> None:
     """All hold the same keys, and on them, after every round, bitwise what their owner holds."""
 
     def watch(session: Session, model: Quadratic) -> tuple[dict[int, Tensor], Tensor, Tensor]:
@@ -151,8 +152,7 @@ def test_nodes_agree_on_the_core(spec: str, n: int) -> None:
 
 
 @pytest.mark.parametrize("codec", ["identity", "qsgd:bits=4,block=16", "sign", "topk", "randk:ratio=0.25"])
-@pytest.mark.parametrize("keys", ["sent", "seed"])
-def test_keeping_loses_nothing(codec: str, keys: str, n: int = 5, steps: int = 20) -> None:
+def test_keeping_loses_nothing(codec: str, n: int = 4, steps: int = 14) -> None:
     """On linear losses every u is known: n w̄ + Σ e moves by Σ u, whatever the codec loses."""
 
     def slopes(k: int) -> Tensor:
@@ -160,8 +160,7 @@ def test_keeping_loses_nothing(codec: str, keys: str, n: int = 5, steps: int = 2
 
     def node() -> tuple[Tensor, Tensor, Tensor]:
         model, optimizer = start(decay=0.0)
-        spec = f"{LITERAL},residual=keep,keys={keys}"
-        session = gossip.join(model, optimizer, algorithm=spec, compressor=codec)
+        session = gossip.join(model, optimizer, algorithm=f"{LITERAL},residual=keep", compressor=codec)
         first = model.flat()
         for k in range(steps):
             optimizer.zero_grad()
@@ -181,7 +180,7 @@ def test_keeping_loses_nothing(codec: str, keys: str, n: int = 5, steps: int = 2
 
 
 def test_explorers_are_uniform_subsets_outside_the_core() -> None:
-    size, count, draws = 12, 3, 4000
+    size, count, draws = 12, 3, 2000
     core = torch.tensor([0, 1, 5, 8, 11])
     outside = np.setdiff1d(np.arange(size), core.numpy())
     chosen = np.zeros((size, size))
@@ -205,7 +204,7 @@ def test_explorers_at_the_edges(size: int, count: int) -> None:
 
 
 def test_explorers_differ_by_worker_and_round() -> None:
-    """Seen on the wire: no two workers of an owner, and no two rounds, push the same keys."""
+    """No two workers of an owner, and no two rounds or buckets, draw the same keys."""
     found = set()
     for worker, t, bucket in itertools.product(range(3), range(1, 6), range(2)):
         key = message_key(0, worker, t, bucket, 1, slim_exchange.EXPLORER)
@@ -220,9 +219,8 @@ def shares(n: int, d: int = D) -> list[int]:
     return [d * (k + 1) // n - d * k // n for k in range(n)]
 
 
-@pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("n", SIZES)
-def test_plump_sends_what_a_ring_allreduce_sends(n: int, every: int) -> None:
+def test_plump_sends_what_a_ring_allreduce_sends(n: int, every: int = 2) -> None:
     run = simulate(f"plump:every={every}", n, steps=6)
     for rank, stats in enumerate(run.stats):
         d = shares(n)
@@ -243,17 +241,18 @@ def formula(method: SlimDP, rank: int, n: int, d: int, full: bool, m: Any) -> in
     return push + pull + full * (n - 1) * (4 + 4 * b[rank])
 
 
-@pytest.mark.parametrize("codec", ["identity", "qsgd:bits=8", "fp16"])
-@pytest.mark.parametrize("n", SIZES)
-@pytest.mark.parametrize("keys", ["sent", "seed"])
-def test_slim_sends_what_the_formula_says(keys: str, n: int, codec: str) -> None:
+@pytest.mark.parametrize(
+    ("n", "keys", "codec"),
+    [*((n, "sent", "identity") for n in SIZES), (3, "seed", "qsgd:bits=8"), (3, "sent", "fp16")],
+)
+def test_slim_sends_what_the_formula_says(n: int, keys: str, codec: str) -> None:
     method = slim_method(f"{LITERAL},keys={keys},every=2")
     m = make_codec(codec).max_bytes
-    run = simulate(method, n, codec, steps=14)  # 7 rounds, of which 3 and 6 are full
+    run = simulate(method, n, codec, steps=8)  # 4 rounds, of which the third is full
     for rank, stats in enumerate(run.stats):
         usual, full = (formula(method, rank, n, D, full, m) for full in (False, True))
-        assert stats["bytes_sent"] == 5 * usual + 2 * full
-        assert stats["messages_sent"] == (n - 1) * (7 * 2 + 2)
+        assert stats["bytes_sent"] == 3 * usual + full
+        assert stats["messages_sent"] == (n - 1) * (4 * 2 + 1)
 
 
 PAPER = {"vgg16": (138_357_544, 0.2, 0.1, 0.30), "googlenet": (6_998_552, 0.3, 0.15, 0.45)}
@@ -289,7 +288,7 @@ def received(method: SlimDP, d: int, rank: int, n: int, t: int) -> dict[tuple[in
     return {(e.frm, e.slot): size(e) for e in method.expects(node)}
 
 
-@pytest.mark.parametrize("n", [2, 4, 8])
+@pytest.mark.parametrize("n", [2, 8])
 @pytest.mark.parametrize("net", PAPER)
 def test_the_papers_networks_by_declaration(net: str, n: int) -> None:
     """Shares of the words of the whole model per direction, own shard included, as the paper counts."""
@@ -339,8 +338,7 @@ def test_the_papers_networks_on_the_wire(net: str) -> None:
 # -- wrong lists, wrong bytes, wrong options ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("who", [0, 1])
-@pytest.mark.parametrize("keys", ["sent", "seed"])
+@pytest.mark.parametrize(("keys", "who"), [("sent", 0), ("seed", 0), ("sent", 1)])
 def test_a_stale_list_of_keys_is_an_error(keys: str, who: int) -> None:
     """Node 1 goes back to the list of before the last full push: of node 0's shard, or of its own."""
     spec = f"{LITERAL},keys={keys}"
@@ -356,7 +354,7 @@ def test_a_stale_list_of_keys_is_an_error(keys: str, who: int) -> None:
 
     kept: dict[str, Tensor] = {}
     with pytest.raises(StaleKeysError, match=f"round 5, bucket 0: .* another core of rank {who}'s"):
-        simulate(spec, 3, steps=8, watch=watch)
+        simulate(spec, 3, steps=5, watch=watch)
 
 
 def test_keys_that_are_not_the_signed_ones_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
