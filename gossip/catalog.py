@@ -49,8 +49,8 @@ def _algorithm(name: str) -> Iterator[str]:
     if method.paper:
         yield f"paper: {method.paper}"
     yield f"works on: {'the parameters' if method.kind == 'parameter' else 'the gradients'}"
-    if method.kind == "gradient":
-        yield "topologies: not used, the mean is over all nodes"
+    if not method.uses_graph:
+        yield "topologies: not used"
     elif method.needs_symmetric:
         yield "topologies: fixed and undirected"
     else:

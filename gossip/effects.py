@@ -257,7 +257,7 @@ class Node:
         if codec is None:
             return v if add_to is None else add_to.add_(v)
         self.stats.saved_bytes += (4 * v.numel() - payload.numel()) * len(ranks)
-        if self.stats.samples_error(self.t):
+        if v.numel() and self.stats.samples_error(self.t):
             self.stats.sample_error(v, codec.decode(payload, v.numel()))
         start = time.perf_counter()
         if add_to is None:

@@ -8,6 +8,7 @@ from torch import nn
 
 from experiments.models.mlp import mlp
 from experiments.models.resnet import ResNet, Shortcut
+from experiments.models.vgg import DEPTHS, VGG
 from gossip.spec import Kind
 
 __all__ = ["MODELS", "build"]
@@ -20,8 +21,16 @@ def _resnet(depth: int) -> Callable[..., nn.Module]:
     return maker
 
 
+def _vgg(depth: int) -> Callable[..., nn.Module]:
+    def maker(num_classes: int = 10, head: int | None = None) -> nn.Module:
+        return VGG(depth, num_classes, head)
+
+    return maker
+
+
 MODELS: Mapping[str, Callable[..., nn.Module]] = {
     **{f"resnet{depth}": _resnet(depth) for depth in (20, 32, 56, 110)},
+    **{f"vgg{depth}": _vgg(depth) for depth in DEPTHS},
     "mlp": mlp,
 }
 """A maker's first parameter is the number of classes; the others are its options on the command line."""
@@ -30,7 +39,7 @@ _KIND = Kind("model", "", "--model", MODELS)
 
 
 def build(name: str, num_classes: int = 10) -> nn.Module:
-    """The model `name`, such as ``resnet20``, ``resnet20:shortcut=A`` or ``mlp:hidden=64``, with new weights.
+    """The model `name`, such as ``resnet20``, ``resnet20:shortcut=A`` or ``vgg16:head=4096``, newly made.
 
     It takes float32 [b, 3, 32, 32] and gives logits [b, num_classes].
 

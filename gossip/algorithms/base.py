@@ -78,6 +78,8 @@ class Algorithm(ABC):
     """Refuses a W that is not symmetric and doubly stochastic."""
     allows_schedule: ClassVar[bool] = False
     """Works when the graph changes from round to round."""
+    uses_graph: ClassVar[bool] = True
+    """Nodes talk to their neighbours; else to all nodes, or to none."""
     sends_exact: ClassVar[bool] = False
     """The compressor is not used; `messages` says what travels."""
     messages: ClassVar[str] = "float32"
@@ -160,6 +162,7 @@ class GradientMethod(Algorithm):
     """Replaces gradients, bucket by bucket, while backward is still producing the others."""
 
     kind: ClassVar[str] = "gradient"
+    uses_graph: ClassVar[bool] = False
 
     def expects(self, node: Node) -> tuple[Expect, ...]:
         return ()

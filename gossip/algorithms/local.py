@@ -24,6 +24,7 @@ class Local(ParameterMethod):
     """No exchange: every node trains alone."""
 
     allows_schedule: ClassVar[bool] = True
+    uses_graph: ClassVar[bool] = False
     sends_exact: ClassVar[bool] = True
 
     def expects(self, node: Node) -> tuple[Expect, ...]:
