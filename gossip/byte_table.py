@@ -95,7 +95,7 @@ def row(
         values=model.size,
         algorithm=str(method),
         compressor=None if method.sends_exact else str(codec),
-        topology=topology if method.kind == "parameter" else None,
+        topology=topology if method.uses_graph else None,
         nodes=graph.size,
         dense_bytes=4 * model.size,
         message_bytes=paper.bytes,

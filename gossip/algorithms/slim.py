@@ -35,6 +35,7 @@ node residual=keep is plain SGD to rounding; residual=drop still drops.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from compressors import Compressor
+from compressors import Compressor, PaperSize, Shape
 from compressors.keyed import signature
 from compressors.sparse import largest
 from compressors.topk import kept
@@ -134,6 +135,12 @@ class SlimDP(ParameterMethod):
 
     def recurring(self) -> range:
         return range(1, self.q + 1)
+
+    def paper_size(self, shapes: Sequence[Shape], compressor: Compressor) -> PaperSize:
+        """The paper counts a push, in words of 4 bytes, full pushes apart; a pull sends no keys."""
+        share = self.alpha + (self.alpha - self.beta if self.keys == "sent" else 0)
+        law = "4 B · (2α − β) · values" if self.keys == "sent" else "4 B · α · values"
+        return PaperSize(4 * share * sum(map(math.prod, shapes)), law)
 
     def check(self, topology: Topology | Schedule, compressor: Compressor) -> Iterator[str]:
         yield from theory.pull_warnings(self.name, compressor)

@@ -88,7 +88,7 @@ def with_codecs() -> Iterator[tuple[str, str | None]]:
 # -- what is printed is what the transport counts --------------------------------------------------------
 
 
-@pytest.mark.parametrize(("spec", "codec"), with_codecs())
+@pytest.mark.parametrize(("spec", "codec"), list(with_codecs()))
 def test_declared_bytes_are_counted_bytes(spec: str, codec: str | None) -> None:
     """By rank, to the byte; at most that where a message's length depends on the data."""
     n, steps = 3, 3
@@ -122,6 +122,8 @@ def test_any_number_of_nodes_graph_and_buckets(spec: str, n: int, options: dict[
         ("dpsgd:every=2", None, "one-peer", 0, 6),  # three rounds until the schedule repeats
         ("choco:every=3", "sign", "star", 0, 3),
         ("dgc:warmup_steps=4,ratio=0.01", None, "ring", 4, 2),
+        ("slim:q=3,every=2", "fp16", "ring", 0, 6),  # until the next full push
+        ("slim:keys=seed,q=2", "identity", "ring", 0, 2),
         ("allreduce", None, "ring", 0, 1),
         ("local", None, "ring", 0, 2),
     ],
