@@ -15,6 +15,7 @@ from typing import NoReturn, TypeVar
 import torch
 
 import gossip
+from experiments import workloads
 from experiments.runfolder import RunFolder
 from gossip import cli
 from gossip.errors import UsageError
@@ -36,6 +37,7 @@ MAY_CHANGE = (
     "epochs",
     "steps",
     "data_dir",
+    "data_file",
     "threads",
     "device",
     "timeout",
@@ -89,19 +91,31 @@ def parser() -> ArgumentParser:
     )
 
     add = parser.add_argument_group("model and data").add_argument
-    add("--model", default="resnet20", help="resnet20, resnet32, resnet56, resnet110 or mlp (%(default)s)")
-    add("--dataset", default="cifar10", help="cifar10, or synthetic: built in, no download (%(default)s)")
-    add("--data-dir", default="data", metavar="DIR", help="where CIFAR-10 is or shall be put (%(default)s)")
-    add("--partition", default="iid", help="who gets which samples: iid or dirichlet:alpha=0.1 (%(default)s)")
+    add("--model", help="resnet20, resnet32, resnet56, resnet110 or mlp (resnet20); of text: lstm")
+    add(
+        "--dataset",
+        default="cifar10",
+        help="cifar10; synthetic: built in, no download; text: a file of yours (%(default)s)",
+    )
+    # The options of one workload only have no default here: `workloads.settle` has to know what was given.
+    add("--data-dir", metavar="DIR", help="images: where CIFAR-10 is or shall be put (data)")
+    add("--partition", help="images: who gets which samples: iid or dirichlet:alpha=0.1 (iid)")
     add(
         "--bn",
         choices=("recompute", "average", "local"),
-        default="recompute",
-        help="batch norm statistics of the averaged model before a test (%(default)s)",
+        help="images: batch norm statistics of the averaged model before a test (recompute)",
     )
+    add("--data-file", metavar="FILE", help="text: the file, or the training one of three, as ptb.train.txt")
+    add("--bptt", type=positive_int, metavar="N", help="text: words per window, to learn through (35)")
 
     add = parser.add_argument_group("optimization").add_argument
-    add("--batch-size", type=positive_int, default=32, metavar="N", help="samples per node (%(default)s)")
+    add(
+        "--batch-size",
+        type=positive_int,
+        default=32,
+        metavar="N",
+        help="samples, or columns of text, per node (%(default)s)",
+    )
     add("--optimizer", choices=("sgd", "adamw"), default="sgd", help="(%(default)s)")
     add("--lr", type=positive_float, default=0.1, help="learning rate (%(default)s)")
     add("--momentum", type=fraction, default=MOMENTUM, help="of sgd (%(default)s)")
@@ -119,6 +133,12 @@ def parser() -> ArgumentParser:
         default=0.0,
         metavar="EPOCHS",
         help="raise the learning rate linearly in the beginning (%(default)s)",
+    )
+    add(
+        "--clip-norm",
+        type=positive_float,
+        metavar="NORM",
+        help="clip the gradient to this L2 norm; dgc does it itself, before it accumulates (no clipping)",
     )
     add("--amp", choices=("none", "bf16"), default="none", help="run the model in bfloat16 (%(default)s)")
 
@@ -153,7 +173,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         raise UsageError(f"--seed {args.seed}: give a whole number, 0 or more")
     if args.nesterov and not args.momentum:
         raise UsageError("--nesterov needs a --momentum above 0")
-    return args
+    return workloads.settle(args)
 
 
 def resolve(args: argparse.Namespace, world: Transport) -> argparse.Namespace:
@@ -207,7 +227,7 @@ def flags_of(file: Path) -> list[str]:
     Keys may be written with ``-`` or ``_``. Raises `UsageError` for what no flag would accept.
     """
     try:
-        values = tomllib.loads(file.read_text())
+        values = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"--config {file}: {error.strerror}") from None
     except tomllib.TOMLDecodeError as error:

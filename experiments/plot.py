@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.headline import ACCURACY, headline
 from experiments.runfolder import read_metrics
 from gossip.errors import UsageError
 
@@ -19,6 +20,9 @@ def draw(runs: Sequence[str | Path], out: str | Path) -> Path | None:
     """Draw ``training.png`` and ``consensus.png`` of `runs` into the folder `out`.
 
     Returns the path of the first; None, after saying so, where matplotlib is not installed.
+
+    Raises:
+        UsageError: some runs were tested on images and others on text.
     """
     try:
         from matplotlib.figure import Figure
@@ -28,16 +32,25 @@ def draw(runs: Sequence[str | Path], out: str | Path) -> Path | None:
     short = [Path(run).name for run in runs]
     names = short if len(set(short)) == len(short) else [str(run) for run in runs]
     data = {name: read_metrics(run) for name, run in zip(names, runs, strict=True)}
+    tests = {shown for rows in data.values() for row in rows if (shown := headline(row)) is not None}
+    if len(tests) > 1:
+        raise UsageError("runs on images and runs on text do not go into one picture: draw them apart")
+    tested = tests.pop() if tests else ACCURACY
     out = Path(out)
 
     figure = Figure(figsize=(9, 3.6), layout="constrained")
-    loss, accuracy = figure.subplots(1, 2)
+    loss, test = figure.subplots(1, 2)
     for style, (name, rows) in enumerate(data.items()):
         _line(loss, rows, "loss", name, style, band=len(data) == 1)
-        _line(accuracy, rows, "test_accuracy", name, style)
+        _line(test, rows, tested.key, name, style)
     loss.set(xlabel="epoch", ylabel="training loss", title="Training loss (band: all nodes)")
-    accuracy.set(xlabel="epoch", ylabel="test accuracy (%)", title="Test accuracy of the averaged model")
-    _finish((loss, accuracy), legend=len(data) > 1)
+    unit = f" ({tested.unit})" if tested.unit else ""
+    test.set(
+        xlabel="epoch",
+        ylabel=f"{tested.title}{unit}",
+        title=f"{tested.title.capitalize()} of the averaged model",
+    )
+    _finish((loss, test), legend=len(data) > 1)
     figure.savefig(out / "training.png", dpi=150)
 
     figure = Figure(figsize=(5, 3.6), layout="constrained")

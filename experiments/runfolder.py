@@ -1,7 +1,7 @@
 """The run folder ``--out``: what a run leaves behind, and what it may do to a folder that is already there.
 
 Files: ``config.toml`` (repeats the run), ``env.json``, ``metrics.jsonl``, ``checkpoint/``, ``averaged.pt``,
-``training.png``, ``consensus.png``, ``summary.json``.
+``training.png``, ``consensus.png``, ``summary.json``; of text also ``vocab.txt``.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ FILES = (
     "config.toml",
     "env.json",
     "metrics.jsonl",
+    "vocab.txt",
     "averaged.pt",
     "training.png",
     "consensus.png",
@@ -92,7 +93,7 @@ class RunFolder:
         self.write_text(name, json.dumps(value, indent=2) + "\n")
 
     def write_text(self, name: str, text: str) -> None:
-        self._replace(name, lambda path: path.write_text(text))
+        self._replace(name, lambda path: path.write_text(text, encoding="utf-8"))
 
     def write_tensors(self, name: str, tensors: dict[str, Tensor]) -> None:
         self._replace(name, lambda path: torch.save(tensors, path))

@@ -15,14 +15,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.headline import ACCURACY, Headline, headline
 from experiments.runfolder import RunFolder
 from gossip.errors import UsageError
 
 COLUMNS = (
     "method",
     "compressor",
-    "test accuracy, %",
-    "single nodes, %",
+    "{title}{unit}",
+    "single nodes{unit}",
     "sent per step, MB",
     "of all-reduce",
     "compression error",
@@ -34,19 +35,32 @@ Run = tuple[Path, dict[str, Any]]
 
 
 def table(runs: Iterable[Path], relative_to: Path) -> str:
-    """The table of `runs`, with links as seen from the folder `relative_to`."""
+    """The table of `runs`, with links as seen from the folder `relative_to`.
+
+    Raises:
+        UsageError: a run that has not finished, or runs on images together with runs on text.
+    """
     rows: dict[tuple[str, str], list[Run]] = {}
+    tests: set[Headline] = set()
     for path in runs:
         summary = RunFolder(path).summary()
         if summary is None:
             raise UsageError(f"{path} holds no summary.json: has its run finished?")
+        tests.update(filter(None, [headline(summary)]))
         rows.setdefault((summary["algorithm"], summary["compressor"]), []).append((path, summary))
-    lines = [f"| {' | '.join(COLUMNS)} |", "|" + " --- |" * len(COLUMNS)]
-    lines += [f"| {' | '.join(_row(*key, group, relative_to))} |" for key, group in rows.items()]
+    if len(tests) > 1:
+        raise UsageError("runs on images and runs on text do not go into one table: make one of each")
+    tested = tests.pop() if tests else ACCURACY
+    unit = f", {tested.unit}" if tested.unit else ""
+    columns = [column.format(title=tested.title, unit=unit) for column in COLUMNS]
+    lines = [f"| {' | '.join(columns)} |", "|" + " --- |" * len(columns)]
+    lines += [f"| {' | '.join(_row(*key, group, tested.key, relative_to))} |" for key, group in rows.items()]
     return "\n".join(lines)
 
 
-def _row(algorithm: str, compressor: str, group: Sequence[Run], relative_to: Path) -> Iterable[str]:
+def _row(
+    algorithm: str, compressor: str, group: Sequence[Run], tested: str, relative_to: Path
+) -> Iterable[str]:
     summaries = [summary for _, summary in group]
 
     def mean_sd(key: str, form: str) -> str:
@@ -60,8 +74,8 @@ def _row(algorithm: str, compressor: str, group: Sequence[Run], relative_to: Pat
     sent = statistics.fmean(s["bytes_sent_per_step"] for s in summaries)
     yield algorithm
     yield "(32 bit)" if exact else compressor
-    yield "diverged" if any(s["diverged"] for s in summaries) else mean_sd("test_accuracy", ".2f")
-    yield mean_sd("test_accuracy_local_mean", ".2f")
+    yield "diverged" if any(s["diverged"] for s in summaries) else mean_sd(tested, ".2f")
+    yield mean_sd(f"{tested}_local_mean", ".2f")
     yield f"{sent / 2**20:.3f}"
     yield f"{100 * sent / summaries[0]['allreduce_bytes_per_step']:.0f} %"
     yield mean_sd("compression_error", ".3g")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from experiments.models import MODELS, build
+from experiments.models import IMAGE_MODELS, build
 from gossip.errors import UsageError
 
 
@@ -15,7 +15,7 @@ def parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", IMAGE_MODELS)
 def test_every_model_maps_images_to_logits_and_learns(name: str) -> None:
     model = build(name, num_classes=7)
     logits = model(torch.randn(2, 3, 32, 32))
