@@ -323,7 +323,7 @@ def test_the_papers_networks_on_the_wire(net: str) -> None:
         model = nn.Module()
         model.w = nn.Parameter(torch.zeros(d))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        session, sent = gossip.join(model, optimizer, algorithm=method), []
+        session, sent = gossip.join(model, optimizer, algorithm=method), list[int]()
         for _ in range(2):
             optimizer.step()
             session.wait()
