@@ -379,6 +379,15 @@ def test_coarse_codecs_are_warned_about() -> None:
         assert len(texts) == bad and all("get the parameters through" in text for text in texts)
 
 
+@pytest.mark.parametrize("residual", ["drop", "keep"])
+@pytest.mark.parametrize("eta", ["mean", "per-coordinate"])
+def test_every_update_in_full_is_too_much(residual: str, eta: str) -> None:
+    method = make_algorithm(f"slim:residual={residual},eta={eta}")
+    texts = list(method.check(make_topology("ring", 4), make_codec("identity")))
+    assert len(texts) == (residual == "keep" and eta == "per-coordinate")
+    assert all("up to n times their mean" in text for text in texts)
+
+
 # -- books --------------------------------------------------------------------------------------------------
 
 
