@@ -124,7 +124,6 @@ class SlimDP(ParameterMethod):
         for k, at in enumerate(even_parts(d, n)):
             if size := at.stop - at.start:
                 chosen, core = kept(size, self.alpha), round(self.beta * size)
-                core = min(core, chosen)
                 found[k] = Shard(at, core, chosen - core, values, self.keys == "sent")
         return found
 
