@@ -87,4 +87,4 @@ class Keyed(Compressor):
 
 def signature(keys: Tensor) -> int:
     """CRC-32 of the keys, int64 [k], as uint32."""
-    return zlib.crc32(keys.to("cpu", torch.int32).numpy())
+    return zlib.crc32(keys.to("cpu", torch.int32).numpy().data)

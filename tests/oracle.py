@@ -151,7 +151,7 @@ def slim(
     w, E = X[0], np.zeros_like(X)
     core = largest(np.abs(w))
     for t in count(1):
-        T = []  # T[i][k]
+        T: list[list[Any]] = []  # T[i][k]
         for i in range(n):
             T.append([])
             for k, part in enumerate(parts):

@@ -1,6 +1,6 @@
 """What Slim-DP spends on keys: choosing the core and drawing an explorer, by number of parameters.
 
-    python -m experiments.bench.core_selection                     # alpha 0.3, beta 0.15, 2^16 … 2^25 values
+    python -m experiments.bench.core_selection                     # alpha 0.3, beta 0.15, 2^16 … 2^24 values
 
 An owner chooses the core of its shard in every q-th exchange, from the parameters and their update; a worker
 draws an explorer for every shard in every exchange (with keys=seed the owner draws it too). The time is this
@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from compressors import kernels
 from gossip.algorithms.slim import most_significant
 from gossip.algorithms.slim_exchange import explorer
 
@@ -54,18 +55,24 @@ def main() -> None:
     )
     parser.add_argument("--alpha", type=float, default=0.3, help="share exchanged (%(default)g)")
     parser.add_argument("--beta", type=float, default=0.15, help="share in the core (%(default)g)")
-    parser.add_argument("--repeats", type=int, default=5, help="calls of each (%(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
+    parser.add_argument("--largest", type=int, default=24, metavar="E", help="sizes up to 2^E (%(default)s)")
+    parser.add_argument("--repeats", type=int, default=9, help="the least of these counts (%(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers here too")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"{'values':>12} {'core ns':>10} {'explorer ns':>12} {'copy ns':>10}")
+    about = f"torch {torch.__version__}, one thread, {kernels.status()}, {platform.processor() or 'CPU'}"
+    print(f"alpha {args.alpha:g}, beta {args.beta:g}, Gaussian vectors; {about}")
+    print("| values | core, ns/value | explorer, ns/value | copy, ns/value |")
+    print("|---:|---:|---:|---:|")
     rows = []
-    for d in (1 << 16, 1 << 19, 1 << 22, 1 << 25):
-        row = measure(d, args.alpha, args.beta, args.repeats)
+    for exponent in range(16, args.largest + 1, 2):
+        row = measure(2**exponent, args.alpha, args.beta, args.repeats)
         rows.append(row)
-        print(f"{d:>12,} {row['core_ns']:>10.2f} {row['explorer_ns']:>12.2f} {row['copy_ns']:>10.2f}")
-    if args.json:
-        about = f"torch {torch.__version__}, one thread, {platform.processor() or 'CPU'}"
+        print(
+            f"| {row['values']:,} | {row['core_ns']:.2f} | {row['explorer_ns']:.2f} | {row['copy_ns']:.2f} |",
+            flush=True,
+        )
+    if args.json is not None:
         facts = {"about": about, "alpha": args.alpha, "beta": args.beta, "rows": rows}
         args.json.write_text(json.dumps(facts, indent=1))
 

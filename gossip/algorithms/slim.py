@@ -125,7 +125,6 @@ class SlimDP(ParameterMethod):
         for k, at in enumerate(even_parts(d, n)):
             if size := at.stop - at.start:
                 chosen, core = kept(size, self.alpha), round(self.beta * size)
-                core = min(core, chosen)
                 found[k] = Shard(at, core, chosen - core, values, self.keys == "sent")
         return found
 
@@ -144,6 +143,11 @@ class SlimDP(ParameterMethod):
 
     def check(self, topology: Topology | Schedule, compressor: Compressor) -> Iterator[str]:
         yield from theory.pull_warnings(self.name, compressor)
+        if self.residual == "keep" and self.eta == "per-coordinate":
+            yield (
+                "slim: with residual=keep every worker's update is pushed in the end, so eta=per-coordinate "
+                "adds up to n times their mean outside the core. Take eta=mean, or residual=drop."
+            )
 
     def notes(self, buckets: Sequence[Sequence[Segment]], size: int, compressor: Compressor) -> Iterator[str]:
         sizes = [sum(s.size for s in segments) for segments in buckets]

@@ -323,7 +323,7 @@ def test_the_papers_networks_on_the_wire(net: str) -> None:
         model = nn.Module()
         model.w = nn.Parameter(torch.zeros(d))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        session, sent = gossip.join(model, optimizer, algorithm=method), []
+        session, sent = gossip.join(model, optimizer, algorithm=method), list[int]()
         for _ in range(2):
             optimizer.step()
             session.wait()
@@ -377,6 +377,15 @@ def test_coarse_codecs_are_warned_about() -> None:
     for codec, bad in (("identity", 0), ("fp16", 0), ("qsgd:bits=8", 0), ("qsgd:bits=4", 1), ("topk", 1)):
         texts = list(make_algorithm("slim").check(ring, make_codec(codec)))
         assert len(texts) == bad and all("get the parameters through" in text for text in texts)
+
+
+@pytest.mark.parametrize("residual", ["drop", "keep"])
+@pytest.mark.parametrize("eta", ["mean", "per-coordinate"])
+def test_every_update_in_full_is_too_much(residual: str, eta: str) -> None:
+    method = make_algorithm(f"slim:residual={residual},eta={eta}")
+    texts = list(method.check(make_topology("ring", 4), make_codec("identity")))
+    assert len(texts) == (residual == "keep" and eta == "per-coordinate")
+    assert all("up to n times their mean" in text for text in texts)
 
 
 # -- books --------------------------------------------------------------------------------------------------
