@@ -25,7 +25,8 @@ from gossip.errors import CheckpointError, UsageError
 from gossip.flat import FlatModel
 from gossip.shard import Shard
 from gossip.stats import Stats
-from gossip.transport import Transport, world
+from gossip.transport import world
+from gossip.transport.base import Transport
 from topologies import Schedule, Topology
 
 log = logging.getLogger("gossip")

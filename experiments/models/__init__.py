@@ -21,7 +21,7 @@ def _resnet(depth: int) -> Callable[..., nn.Module]:
 
 
 MODELS: Mapping[str, Callable[..., nn.Module]] = {
-    **{f"resnet{depth}": _resnet(depth) for depth in (20, 32, 56, 110)},
+    **{f"resnet{depth}": _resnet(depth) for depth in (8, 20, 32, 56, 110)},
     "mlp": mlp,
 }
 """A maker's first parameter is the number of classes; the others are its options on the command line."""
@@ -32,7 +32,7 @@ _KIND = Kind("model", "", "--model", MODELS)
 def build(name: str, num_classes: int = 10) -> nn.Module:
     """The model `name`, such as ``resnet20``, ``resnet20:shortcut=A`` or ``mlp:hidden=64``, with new weights.
 
-    It takes float32 [b, 3, 32, 32] and gives logits [b, num_classes].
+    It takes float32 [b, 3, 32, 32] (a ResNet: any side from 8 on) and gives logits [b, num_classes].
 
     Raises:
         UsageError: no such model, option or value.
