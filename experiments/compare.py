@@ -23,11 +23,10 @@ Row = tuple[str, ...]
 
 def table(groups: Sequence[Group]) -> tuple[Row, list[Row]]:
     """Head and rows of the comparison, as text; the first group is what the others are compared with."""
-    metric = groups[0].metric
     head = (
         "method",
         "seeds",
-        metric.label,
+        plot.label(groups[0].headline),
         "against the first",
         "single nodes",
         "epochs",
@@ -42,15 +41,15 @@ def table(groups: Sequence[Group]) -> tuple[Row, list[Row]]:
 
 
 def _row(each: Group, first: Group) -> Iterator[str]:
-    result = each.spread(each.metric.key)
-    reference = first.spread(first.metric.key)
+    result = each.spread(each.headline.key)
+    reference = first.spread(first.headline.key)
     finished = len(each.finished)
     yield each.label
     yield str(finished) if finished == len(each.runs) else f"{finished} of {len(each.runs)}"
     yield result.show(".2f") if result else "diverged" if each.diverged else "unfinished"
     compared = result is not None and reference is not None and each is not first
     yield result.minus(reference).show("+.2f") if compared and result and reference else NONE
-    yield _show(each.spread(each.metric.local_mean), ".2f")
+    yield _show(each.spread(f"{each.headline.key}_local_mean"), ".2f")
     for fixed_by_settings, form in (
         (each.spread("epochs"), "g"),
         (each.spread(lambda summary: summary["bytes_sent_per_step"] / MB), ".3f"),
@@ -149,10 +148,10 @@ def run(args: argparse.Namespace) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     page = args.out / "compare.md"
     text = as_markdown(head, rows, groups, args.out)
-    metric = groups[0].metric
+    tested = groups[0].headline
     picture = args.out / "compare.png"
-    curves = [curve(each, metric.key) for each in groups]
-    if plot.draw_comparison(curves, [curve(each, "consensus_distance") for each in groups], metric, picture):
+    curves = [curve(each, tested.key) for each in groups]
+    if plot.draw_comparison(curves, [curve(each, "consensus_distance") for each in groups], tested, picture):
         text += "\n![the runs against epochs, bytes and time](compare.png)\n"
     page.write_text(text)
     print(f"\n{page}")

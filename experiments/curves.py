@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.runs import IMMATERIAL, Metric, Row, Run
+from experiments.headline import Headline
+from experiments.runs import IMMATERIAL, Row, Run
 from gossip.errors import UsageError
 
 MB = 2**20
@@ -62,8 +63,9 @@ class Group:
         return [run for run in self.runs if run.diverged]
 
     @property
-    def metric(self) -> Metric:
-        return self.runs[0].metric
+    def headline(self) -> Headline:
+        """The number that the runs are judged by."""
+        return self.runs[0].headline
 
     def spread(self, value: str | Callable[[dict[str, Any]], float | None]) -> Spread | None:
         """Over the finished runs; `value` is a key of the summary, or computes from it."""
@@ -89,9 +91,9 @@ def group(runs: Iterable[Run]) -> list[Group]:
             if run.seed in seeds:
                 raise UsageError(f"{seeds[run.seed].path} and {run.path} are the same run: name one of them")
             seeds[run.seed] = run
-    metrics = {run.metric.key: run.path for same in members for run in same if run.summary is not None}
-    if len(metrics) > 1:
-        shown = ", ".join(f"{path} by {key}" for key, path in metrics.items())
+    judged = {run.headline: run.path for same in members for run in same if run.summary is not None}
+    if len(judged) > 1:
+        shown = ", ".join(f"{path} by {by.title}" for by, path in judged.items())
         raise UsageError(f"these runs are judged by different numbers and cannot be compared: {shown}")
     configs = [same[0].config for same in members]
     keys = dict.fromkeys(key for config in configs for key in config if key not in IMMATERIAL | {"seed"})

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import gossip
 from experiments import config, data, evaluate, recipe
@@ -45,8 +45,10 @@ def run(args: argparse.Namespace) -> None:
     settings.bn = args.bn or settings.bn
     settings.data_dir = args.data_dir or settings.data_dir
     step, nodes, states = checkpoint.every_rank(RunFolder(args.run).checkpoints)
-    average = mean((state["model"] for state in states), local_buffers=settings.bn == "local", args=settings)
-    if settings.bn == "recompute" and any("running_mean" in name for name in average):
+    average = mean((state["model"] for state in states), own_statistics=settings.bn == "local")
+    if not any(map(_is_statistic, average)):
+        statistics = "none"
+    elif settings.bn == "recompute":
         average = with_recomputed_statistics(average, settings, nodes)
         statistics = f"from {evaluate.BN_IMAGES} augmented training images"
     else:
@@ -59,10 +61,10 @@ def run(args: argparse.Namespace) -> None:
     print(f"{out}: step {step}, the mean of {nodes} nodes; batch norm statistics: {statistics}")
 
 
-def mean(states: Iterable[State], local_buffers: bool, args: argparse.Namespace) -> dict[str, Tensor]:
+def mean(states: Iterable[State], own_statistics: bool) -> dict[str, Tensor]:
     """The mean of the ranks' model states, in their dtypes.
 
-    Whole numbers (batch counters), and with `local_buffers` all buffers, are rank 0's.
+    Whole numbers (batch counters), and with `own_statistics` those of batch norm, are rank 0's.
     """
     first: dict[str, Tensor] = {}
     total: dict[str, Tensor] = {}
@@ -74,9 +76,10 @@ def mean(states: Iterable[State], local_buffers: bool, args: argparse.Namespace)
             total = {name: torch.zeros(x.shape, dtype=torch.float64) for name, x in first.items()}
         for name, x in state.items():
             total[name] += x
-    kept = _buffers(args) if local_buffers else set()
     return {
-        name: (total[name] / count).to(x.dtype) if x.is_floating_point() and name not in kept else x
+        name: x
+        if not x.is_floating_point() or (own_statistics and _is_statistic(name))
+        else (total[name] / count).to(x.dtype)
         for name, x in first.items()
     }
 
@@ -96,7 +99,5 @@ def with_recomputed_statistics(average: State, args: argparse.Namespace, nodes: 
     return result
 
 
-def _buffers(args: argparse.Namespace) -> set[str]:
-    with torch.device("meta"):
-        model: nn.Module = recipe.build_model(args, classes=2)
-    return {name for name, _ in model.named_buffers()}
+def _is_statistic(name: str) -> bool:
+    return name.rpartition(".")[2] in ("running_mean", "running_var")

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.curves import Curve, Point
-from experiments.runs import Metric, Row, Run, find
+from experiments.headline import Headline
+from experiments.runs import Row, Run, find
 from gossip.errors import UsageError
 
 # Okabe and Ito's palette can be told apart with any kind of colour vision; the dashes help without colour.
@@ -30,16 +31,19 @@ def draw(runs: Sequence[str | Path], out: str | Path) -> Path | None:
     if new_figure is None:
         return None
     data = {name: Run.read(Path(run)) for name, run in zip(_names(runs), runs, strict=True)}
-    metric = next(iter(data.values())).metric
+    judged = {run.headline for run in data.values()}
+    if len(judged) > 1:
+        raise UsageError("runs on images and runs on text do not go into one picture: draw them apart")
+    tested = judged.pop()
     out = Path(out)
 
     figure = new_figure(figsize=(9, 3.6), layout="constrained")
     loss, test = figure.subplots(1, 2)
     for style, (name, run) in enumerate(data.items()):
         _line(loss, run.rows, "loss", name, style, band=len(data) == 1)
-        _line(test, run.rows, metric.key, name, style)
+        _line(test, run.rows, tested.key, name, style)
     loss.set(xlabel="epoch", ylabel="training loss", title="Training loss (band: all nodes)")
-    test.set(xlabel="epoch", ylabel=metric.label, title="Test of the averaged model")
+    test.set(xlabel="epoch", ylabel=label(tested), title=f"{tested.title.capitalize()} of the averaged model")
     finish((loss, test), legend=len(data) > 1)
     figure.savefig(out / "training.png", dpi=150)
 
@@ -55,8 +59,10 @@ def draw(runs: Sequence[str | Path], out: str | Path) -> Path | None:
     return out / "training.png"
 
 
-def draw_comparison(curves: Sequence[Curve], consensus: Sequence[Curve], metric: Metric, path: Path) -> bool:
-    """Draw the tested `metric` against epochs, bytes and time, and the consensus distance, into `path`.
+def draw_comparison(
+    curves: Sequence[Curve], consensus: Sequence[Curve], tested: Headline, path: Path
+) -> bool:
+    """Draw the number `tested` against epochs, bytes and time, and the consensus distance, into `path`.
 
     Lines are means over seeds, bands ± one standard deviation; × marks where a run diverged. False, after
     saying so, where matplotlib is not installed.
@@ -72,10 +78,10 @@ def draw_comparison(curves: Sequence[Curve], consensus: Sequence[Curve], metric:
         ("sent by a node, MB", lambda point: point.sent_mb),
         ("training time, minutes", lambda point: point.minutes),
     ]
-    for panel, (label, x) in zip(axes, sides, strict=False):
+    for panel, (xlabel, x) in zip(axes, sides, strict=False):
         for style, each in enumerate(curves):
             draw_curve(panel, each, style, x)
-        panel.set(xlabel=label, ylabel=metric.label)
+        panel.set(xlabel=xlabel, ylabel=label(tested))
     if all(point.sent_mb > 0 for each in curves for point in each.points):
         _log_scale(axes[1])
     distance = axes[3]
@@ -89,6 +95,11 @@ def draw_comparison(curves: Sequence[Curve], consensus: Sequence[Curve], metric:
     figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
     figure.savefig(path, dpi=150)
     return True
+
+
+def label(tested: Headline) -> str:
+    """``test accuracy, %``"""
+    return f"{tested.title}, {tested.unit}" if tested.unit else tested.title
 
 
 def figure_maker() -> Callable[..., Any] | None:

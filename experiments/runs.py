@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import toml
+from experiments.headline import ACCURACY, Headline, headline
 from gossip.errors import UsageError
 
 Row = dict[str, Any]
@@ -45,26 +46,6 @@ def read_metrics(path: str | Path) -> list[Row]:
             if number < len(lines):
                 raise UsageError(f"{path}/metrics.jsonl, line {number} is not JSON") from None
     return rows
-
-
-@dataclass(frozen=True)
-class Metric:
-    """The number that a workload is judged by: its key in summary and metrics, and how to print it."""
-
-    key: str
-    label: str
-
-    @property
-    def local_mean(self) -> str:
-        """The key of the mean over the nodes' own models."""
-        return f"{self.key}_local_mean"
-
-
-METRICS = (
-    Metric("perplexity", "test perplexity (lower is better)"),
-    Metric("test_perplexity", "test perplexity (lower is better)"),
-    Metric("test_accuracy", "test accuracy, %"),
-)
 
 
 @dataclass(frozen=True)
@@ -106,13 +87,9 @@ class Run:
         return read_metrics(self.path)
 
     @property
-    def metric(self) -> Metric:
-        """What the run is judged by: named in the summary, or the first known one that is there."""
-        summary = self.summary or {}
-        if name := summary.get("metric"):
-            known = {metric.key: metric for metric in METRICS}
-            return known.get(name, Metric(name, str(name).replace("_", " ")))
-        return next((metric for metric in METRICS if metric.key in summary), METRICS[-1])
+    def headline(self) -> Headline:
+        """The number that it is judged by; test accuracy for a run that has not come so far."""
+        return headline(self.summary or {}) or ACCURACY
 
 
 def find(paths: Iterable[Path]) -> list[Run]:

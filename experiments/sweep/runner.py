@@ -194,7 +194,7 @@ class Runner:
         summary = run.summary or {}
         if run.diverged:
             return f"diverged at step {summary['diverged_step']}"
-        return f"{run.metric.key.replace('_', ' ')} {summary[run.metric.key]:.2f}"
+        return f"{run.headline.title} {summary[run.headline.key]:.2f}{run.headline.suffix}"
 
     def _stop(self, interrupts: Interrupts) -> None:
         """Let the runs write checkpoints; a second signal, or patience at its end, ends them at once."""
