@@ -34,11 +34,29 @@ WORDS = {
 }
 
 
+HEAD = """\
+# Findings about convergence
+
+Written by `make findings` ([what was run](../../findings.toml), [how it is judged](../../findings)).
+
+**Scaled down**: {model} on {dataset}, {epochs:g} epochs with {schedule} decay from {lr:g}, batch {batch}
+per node, momentum {momentum:g}, weight decay {decay:g}, ring, virtual nodes. The papers trained ResNet-20
+on the full images for some hundred epochs and tuned each method's learning rate. Seeds {seeds}; {done} of
+{runs} runs are done, {hours:.1f} hours of processes in all. Each run's config, log and numbers are in
+[runs](runs); `python -m gossip compare experiments/results/findings/runs` puts them side by side.
+
+*Gap*: all-reduce's test accuracy minus the method's, averaged models after the last step, mean over seeds
+± standard deviation of the difference, in points. A method *converges like all-reduce* up to a gap of
+{matches:g}, is *much slower or worse* from {worse:g} on, and *does not converge* if most seeds diverge or
+the accuracy stays below {stuck:g} %. These bounds were fixed beforehand.
+"""
+
+
 def page(findings: Findings, verdicts: Sequence[Verdict], pictures: Sequence[str]) -> str:
     """Markdown. Pictures and the folder ``runs`` stand beside it."""
     return "\n".join(
         [
-            *_head(findings),
+            _head(findings),
             "## Statements\n",
             *_statements(findings, verdicts),
             "\n## Where a statement did not hold\n",
@@ -50,27 +68,25 @@ def page(findings: Findings, verdicts: Sequence[Verdict], pictures: Sequence[str
     )
 
 
-def _head(findings: Findings) -> Iterator[str]:
+def _head(findings: Findings) -> str:
     runs = [run for group in findings.groups.values() for run in group.runs]
     config, done = runs[0].config, [run for run in runs if run.summary is not None]
-    seeds = ", ".join(map(str, sorted({run.seed for run in runs})))
-    hours = sum((run.summary or {})["seconds"] for run in done) / 3600
-    yield "# Findings about convergence\n"
-    yield "Written by `make findings` ([what was run](../../findings.toml), [how it is judged](../../findings)).\n"
-    yield (
-        f"**Scaled down**: {config['model']} on {config['dataset']}, {config['epochs']:g} epochs with "
-        f"{config['lr-schedule']} decay from {config['lr']:g}, batch {config['batch-size']} per node, momentum "
-        f"{config['momentum']:g}, weight decay {config['weight-decay']:g}, ring, virtual nodes; the papers trained "
-        "ResNet-20 on the full images for some hundred epochs and tuned each method's learning rate. "
-        f"Seeds {seeds}; {len(done)} of {len(runs)} runs are done, {hours:.1f} hours of processes in all. "
-        "Each run's config, log and numbers are in [runs](runs); `python -m gossip compare "
-        "experiments/results/findings/runs` puts them side by side.\n"
-    )
-    yield (
-        f"*Gap*: all-reduce's test accuracy minus the method's, averaged models after the last step, mean over "
-        f"seeds ± standard deviation of the difference, in points. A method *converges like all-reduce* up to a "
-        f"gap of {MATCHES_WITHIN:g}, is *much slower or worse* from {MUCH_WORSE_FROM:g} on, and *does not converge* "
-        f"if most seeds diverge or the accuracy stays below {STUCK_BELOW:g} %. These bounds were fixed beforehand.\n"
+    return HEAD.format(
+        model=config["model"],
+        dataset=config["dataset"],
+        epochs=config["epochs"],
+        schedule=config["lr-schedule"],
+        lr=config["lr"],
+        batch=config["batch-size"],
+        momentum=config["momentum"],
+        decay=config["weight-decay"],
+        seeds=", ".join(map(str, sorted({run.seed for run in runs}))),
+        done=len(done),
+        runs=len(runs),
+        hours=sum((run.summary or {})["seconds"] for run in done) / 3600,
+        matches=MATCHES_WITHIN,
+        worse=MUCH_WORSE_FROM,
+        stuck=STUCK_BELOW,
     )
 
 
@@ -88,8 +104,8 @@ def _statements(findings: Findings, verdicts: Sequence[Verdict]) -> Iterator[str
         shown = (_verdict(findings, verdict) if verdict else "(no codec)" for verdict in cells)
         yield f"| {statement.text} | {statement.source} | {' | '.join(shown)} |"
     yield (
-        f"\n{KOLOSKOVA}, is about 8 nodes and l2 norms per layer, with one bit more than it counts. The norm and "
-        "block of Tang et al. are not known here."
+        f"\n{KOLOSKOVA}, is about 8 nodes and l2 norms per layer, with one bit more than it counts. "
+        "The norm and block of Tang et al. are not known here."
     )
 
 
@@ -129,11 +145,10 @@ def _against_dpsgd(findings: Findings, cell: Cell) -> str:
 
 
 def _numbers(findings: Findings) -> Iterator[str]:
-    yield (
-        "| nodes | method | codec | seeds | test accuracy, % | gap | training loss, last epoch | compression error |"
-        " consensus distance |"
-    )
-    yield "|" + " --- |" * 9
+    heads = ("nodes", "method", "codec", "seeds", "test accuracy, %", "gap", "training loss, last epoch")
+    heads += ("compression error", "consensus distance")
+    yield f"| {' | '.join(heads)} |"
+    yield "|" + " --- |" * len(heads)
     for cell, group in sorted(findings.groups.items()):
         codec = f"{cell.bits} bit, {NORMS[cell.norm]}" if cell.norm else "32 bit"
         values = (

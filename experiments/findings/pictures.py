@@ -1,4 +1,4 @@
-"""The papers' curves from our runs: training loss against epochs, and the gap against the compression error."""
+"""The papers' curves, from our runs: training loss against epochs; gap against compression error."""
 
 from __future__ import annotations
 

@@ -143,10 +143,10 @@ class Findings:
         lost = f"messages lose α = {a:.3g} of their norm"
         if cell.algorithm == "dcd":
             bound = theory.dcd_threshold(spec.make_topology("ring", cell.nodes))
-            return f"{lost}, {a / bound:.2g} times the bound (1 − ρ)/(2μ) = {bound:.3g} below which DCD converges"
+            return f"{lost}, {a / bound:.2g} times (1 − ρ)/(2μ) = {bound:.3g}, below which DCD converges"
         if cell.algorithm == "ecd":
             off = 3 * a * math.sqrt(rounds)
-            return f"{lost}: after {rounds} rounds the estimates are off by about 3α√t = {off:.2g} steps' lengths"
+            return f"{lost}: after {rounds} rounds the estimates are off by 3α√t = {off:.2g} steps' lengths"
         if cell.algorithm == "choco":
             omega = a**2
             kept = 1 - omega if omega <= theory.SMALL_NOISE else 1 / (1 + omega)
