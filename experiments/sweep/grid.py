@@ -111,26 +111,32 @@ class SweepFile:
         found: dict[str, Point] = {}
         for block in self.blocks:
             settings = {**self.base, **block, **_dashed(overrides or {})}
-            settings["seed"] = list(seeds) or settings.get("seed", 0)
+            own = list(seeds) or settings.pop("seed", 0)
             for one in _product(settings, self.path):
-                point = self._point(one, named)
-                other = found.setdefault(point.name, point)
-                if other.args != point.args:
-                    raise UsageError(
-                        f"{self.path}: two different runs would both be called {point.name}; write what they "
-                        "differ in as a list, or in the [[runs]] blocks"
-                    )
+                for point in self._points(one, own if isinstance(own, list) else [own], named):
+                    other = found.setdefault(point.name, point)
+                    if other.args != point.args:
+                        raise UsageError(
+                            f"{self.path}: two different runs would both be called {point.name}; write what "
+                            "they differ in as a list, or in the [[runs]] blocks"
+                        )
         order = list(dict.fromkeys(point.args.seed for point in found.values()))
         return sorted(found.values(), key=lambda point: order.index(point.args.seed))
 
-    def _point(self, settings: Settings, named: Iterable[str]) -> Point:
+    def _points(self, settings: Settings, seeds: list[Any], named: Iterable[str]) -> Iterator[Point]:
+        """One combination of settings with each of the seeds; it is checked once."""
+        settings.pop("seed", None)
+        for seed in seeds:
+            config.flags({"seed": seed}, self.path)
         flags = config.flags(settings, self.path)
         try:
             args = config.parse(flags)
             recipe.check(argparse.Namespace(**vars(args) | {"nodes": args.nodes or 1}))
         except UsageError as error:
             raise UsageError(f"{self.path}: {error}") from None
-        return Point(_name(settings, named, args), settings, args)
+        for seed in seeds:
+            seeded = argparse.Namespace(**vars(args) | {"seed": seed})
+            yield Point(_name(settings, named, seeded), {**settings, "seed": seed}, seeded)
 
 
 def _dashed(settings: Mapping[str, Any]) -> Settings:

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
@@ -17,6 +18,9 @@ from experiments import config
 from experiments.sweep.grid import Point
 from gossip.errors import UsageError
 from gossip.mpirun import MPIRUN_ENVIRONMENT
+
+BURIAL_SECONDS = 5.0
+"""How long to wait for killed processes to vanish; who has no parent to bury it stays in the list."""
 
 
 def command(point: Point, out: Path, mpi: bool, *extra: str) -> list[str]:
@@ -96,10 +100,13 @@ class Job:
             self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(patience)
-        for pid in _members(self._process.pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self._process.wait()
+        session, deadline = self._process.pid, time.monotonic() + BURIAL_SECONDS
+        while (left := _members(session)) and time.monotonic() < deadline:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self._process.poll()
+            time.sleep(0.01)
 
 
 def _members(session: int) -> list[int]:
