@@ -119,7 +119,7 @@ def outcome(findings: Findings, cell: Cell) -> str:
     """``gap 0.31 ± 0.40``, or how many seeds diverged."""
     group, gap = findings.groups[cell], findings.gap(cell)
     diverged = f"{len(group.diverged)} of {len(group.runs)} diverged" if group.diverged else ""
-    return ", ".join(filter(None, [f"gap {gap.show('.2f')}" if gap else "", diverged]))
+    return ", ".join(filter(None, [f"gap {gap.show('.2f')}" if gap else "", diverged])) or "–"
 
 
 def _explanations(findings: Findings, verdicts: Sequence[Verdict]) -> Iterator[str]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from experiments.curves import curve
+from experiments.curves import Curve, curve
 from experiments.findings.statements import NODES, NORMS, Cell, Findings
 from experiments.plot import COLORS, draw_curve, figure_maker, finish
 from gossip import spec
@@ -50,7 +51,7 @@ def _losses(findings: Findings, nodes: Sequence[int], methods: Sequence[tuple[st
             for style, (algorithm, bits) in enumerate(methods):
                 cell = Cell(n, algorithm, bits, norm if bits < 32 else "")
                 if cell in findings.groups:
-                    line = curve(findings.groups[cell], "loss")
+                    line = _visible(curve(findings.groups[cell], "loss"))
                     draw_curve(axes, replace(line, label=f"{NAMES[algorithm]}, {bits} bit"), style)
             axes.set(title=f"{n} nodes; {NORMS[norm]}", ylim=(None, START))
             axes.label_outer()
@@ -60,6 +61,12 @@ def _losses(findings: Findings, nodes: Sequence[int], methods: Sequence[tuple[st
     finish(list(panels.flat), legend=False)
     _legend_below(figure, panels[0][0], len(methods))
     figure.savefig(path, dpi=150)
+
+
+def _visible(line: Curve) -> Curve:
+    """`line` up to where it leaves the picture, if it diverged: its × has to be seen."""
+    inside = tuple(takewhile(lambda point: point.spread.mean <= START, line.points))
+    return replace(line, points=inside) if line.diverged_at else line
 
 
 def _errors(findings: Findings, path: Path) -> None:

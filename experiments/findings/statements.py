@@ -120,7 +120,7 @@ class Findings:
     def gap(self, cell: Cell) -> Spread | None:
         """All-reduce's accuracy minus that of `cell`, in points; `sd` is that of the difference."""
         own, reference = self.accuracy(cell), self.accuracy(Cell(cell.nodes, "allreduce"))
-        return reference.minus(own) if own and reference else None
+        return reference.minus(own) if own and reference and cell.algorithm != "allreduce" else None
 
     def behaviour(self, cell: Cell) -> Behaviour:
         if cell not in self.groups or not any(run.summary for run in self.groups[cell].runs):
@@ -143,7 +143,7 @@ class Findings:
         lost = f"messages lose α = {a:.3g} of their norm"
         if cell.algorithm == "dcd":
             bound = theory.dcd_threshold(spec.make_topology("ring", cell.nodes))
-            return f"{lost}, {a / bound:.2g} times (1 − ρ)/(2μ) = {bound:.3g}, below which DCD converges"
+            return f"{lost}, {a / bound:.3g} times (1 − ρ)/(2μ) = {bound:.3g}, below which DCD converges"
         if cell.algorithm == "ecd":
             off = 3 * a * math.sqrt(rounds)
             return f"{lost}: after {rounds} rounds the estimates are off by 3α√t = {off:.2g} steps' lengths"

@@ -106,7 +106,7 @@ def test_the_page_has_every_statement_with_numbers_and_explains_what_did_not_hol
     assert len(explanations) == sum(verdict.held is False for verdict in verdicts)
     assert all("α = 0.01 " in line or "α = 0.5 " in line for line in explanations)
     dcd = next(line for line in explanations if line.startswith("- *DCD with 4 bits") and "8 nodes" in line)
-    assert "6.8 times (1 − ρ)/(2μ) = 0.0732" in dcd and "Against D-PSGD" in dcd
+    assert "6.83 times (1 − ρ)/(2μ) = 0.0732" in dcd and "Against D-PSGD" in dcd
     assert "108 of 108 runs are done, 18.0 hours" in " ".join(text.split())
 
 
