@@ -146,6 +146,7 @@ class Report:
             "topology": args.topology,
             "compressor": str(node.compressor),
             "nodes": node.size,
+            "virtual_nodes": node.size > 1 and not launched(),
             "model": args.model,
             "dataset": args.dataset,
             "batch_size": args.batch_size,

@@ -5,7 +5,7 @@
 #
 # DATA_FILE is any text file of about the size of tinyshakespeare.txt (1.1 MB), which makes 3,024 steps. A
 # longer one makes more: --epochs is what to change. Finished runs are left alone, so an interrupted call can
-# simply be repeated; `python -m experiments.table OUT_DIR/*/` then makes the table.
+# simply be repeated; `python -m gossip compare OUT_DIR` then makes the table.
 set -eu
 file=$1 out=$2
 for seed in 1 2; do

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
 from collections.abc import Callable, Iterator
 
@@ -13,6 +14,16 @@ from topologies import RULES, Topology, TopologyError
 
 NODES = 8
 """Combinations are tried on a ring of this many nodes."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``list``."""
+    parser.add_argument("what", nargs="?", choices=PAGES, metavar="|".join(PAGES), help="only these")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Print the page that was asked for, or all."""
+    print("\n\n\n".join(catalog(what) for what in ([args.what] if args.what else PAGES)))
 
 
 def catalog(plural: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from gossip import transport
 from gossip.errors import GossipError, UsageError
-from gossip.spec import nearest
+from gossip.suggest import nearest
 from gossip.transport.environment import env_rank, launched
 
 PATIENCE = 5.0
@@ -68,7 +68,7 @@ def _end_job(error: GossipError) -> NoReturn:
     Mostly all ranks come here with the same error. Then rank 0 reports it and the others are ended while they
     wait; one that is still alive afterwards was alone with its error.
     """
-    if launched() and transport._world is not None:
+    if launched() and transport.started():
         raise error  # MPI runs: the transport's excepthook reports it, and ends ranks that wait for this one
     rank = env_rank()
     if rank != 0:

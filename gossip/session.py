@@ -25,8 +25,8 @@ from gossip.errors import CheckpointError, UsageError
 from gossip.flat import FlatModel
 from gossip.shard import Shard
 from gossip.stats import Stats
-from gossip.transport import Transport, world
-from gossip.transport.base import mean_bytes
+from gossip.transport import world
+from gossip.transport.base import Transport, mean_bytes
 from gossip.transport.environment import env_rank
 from topologies import Schedule, Topology
 

@@ -14,7 +14,7 @@ class Dataset:
     """Images with their labels, training and test. Shared between the virtual nodes of a process: read only.
 
     Attributes:
-        train_x, test_x: uint8 [N, 3, 32, 32].
+        train_x, test_x: uint8 [N, 3, s, s], s = 32 unless reduced.
         train_y, test_y: int64 [N], indices into `classes`.
         mean, std: float32 [3], per channel, of the training images scaled to [0, 1].
         classes: the names of the classes.

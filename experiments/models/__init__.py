@@ -33,11 +33,11 @@ Maker = Callable[..., nn.Module]
 """Its first parameter is the number of classes or words; the others are its options on the command line."""
 
 IMAGE_MODELS: Mapping[str, Maker] = {
-    **{f"resnet{depth}": _resnet(depth) for depth in (20, 32, 56, 110)},
+    **{f"resnet{depth}": _resnet(depth) for depth in (8, 20, 32, 56, 110)},
     **{f"vgg{depth}": _vgg(depth) for depth in DEPTHS},
     "mlp": mlp,
 }
-"""float32 [b, 3, 32, 32] -> logits [b, classes]."""
+"""float32 [b, 3, 32, 32] (a ResNet: any side from 8 on) -> logits [b, classes]."""
 
 TEXT_MODELS: Mapping[str, Maker] = {"lstm": lstm}
 """int64 [T, b] and a memory or None -> logits [T, b, words] and the memory."""
