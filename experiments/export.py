@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 import gossip
-from experiments import config, data, evaluate, recipe
+from experiments import config, evaluate
 from experiments.runfolder import RunFolder
 from experiments.runs import Run
+from experiments.workloads.images import Images
 from gossip import checkpoint
 
 State = Mapping[str, Tensor]
@@ -86,13 +87,12 @@ def mean(states: Iterable[State], own_statistics: bool) -> dict[str, Tensor]:
 
 def with_recomputed_statistics(average: State, args: argparse.Namespace, nodes: int) -> dict[str, Tensor]:
     """`average` with statistics as the run's own tests computed them, each node from its share."""
-    dataset = data.load(args.dataset, args.data_dir)
-    forward = recipe.forward_pass(args, dataset, torch.device("cpu"))
+    images = Images.load(args, gossip.world())
 
     def node() -> dict[str, Tensor]:
-        model = recipe.build_model(args, len(dataset.classes))
+        model = images.build_model()
         model.load_state_dict(average)
-        evaluate.recompute_augmented(model, dataset.train_x, forward, gossip.world())
+        images.recompute_statistics(model, torch.device("cpu"), gossip.world())
         return {name: x.detach().contiguous() for name, x in model.state_dict().items()}
 
     result: dict[str, Tensor] = gossip.launch(node, nodes)[0]

@@ -77,6 +77,10 @@ class Images(Workload):
         forward = self._forward(node.device)
         return evaluate.averaged_image_model(node, model, self.args.bn, self._dataset.train_x, forward)
 
+    def recompute_statistics(self, model: nn.Module, device: torch.device, world: Transport) -> None:
+        """Collective: give `model` the batch normalisation statistics that ``--bn recompute`` gives."""
+        evaluate.recompute_augmented(model, self._dataset.train_x, self._forward(device), world)
+
     def test(
         self, model: nn.Module, device: torch.device, world: Transport | None = None
     ) -> dict[str, float]:

@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from experiments import config, data, models, recipe, table
+from experiments import compare, config, data, models, recipe
+from experiments.curves import group
 from experiments.data.text import Corpus
 from experiments.data.windows import columns
-from experiments.runfolder import RunFolder
+from experiments.runs import find
 from experiments.workloads.text import TEST_COLUMNS
 from gossip.errors import CheckpointError, UsageError
+from tests.experiments import fabricate
 from tests.experiments.checkpoints import assert_equal, states
 
 ROOT = Path(__file__).parents[2]
@@ -126,13 +128,11 @@ def test_perplexity_is_what_people_see(job: Any, file: str, capsys: Any, tmp_pat
     out = capsys.readouterr().out
     assert f"test perplexity {value} (averaged model)" in out and f"test perplexity      {value} av" in out
     assert "tokens to train, validate and test (the first 90" in out and "accuracy" not in out
-    lines = table.table([run["folder"]], tmp_path).splitlines()
-    assert lines[0].split(" | ")[2:4] == ["test perplexity", "single nodes"]
-    assert lines[2].split(" | ")[2] == value
-    RunFolder(tmp_path / "images").create()
-    RunFolder(tmp_path / "images").write_json("summary.json", run["summary"] | {"test_accuracy": 9.0})
-    with pytest.raises(UsageError, match="make one of each"):
-        table.table([run["folder"], tmp_path / "images"], tmp_path)
+    head, (row,) = compare.table(group(find([run["folder"]])))
+    assert "test perplexity" in head[2] and row[2] == value
+    fabricate.run(tmp_path / "images", accuracy=9.0)
+    with pytest.raises(UsageError, match="judged by different numbers"):
+        group(find([run["folder"], tmp_path / "images"]))
 
 
 # -- clipping --------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ def test_the_loop_clips_unless_the_method_does() -> None:
         (("--dataset", "text", "--data-file", "a", "--bn", "local"), "--bn is for images"),
         (("--dataset", "text", "--data-file", "a", "--partition", "iid"), "--partition is for images"),
         (("--dataset", "text", "--data-file", "a", "--model", "resnet20"), "resnet20 .* take --model lstm"),
-        (("--dataset", "synthetic", "--model", "lstm"), "lstm cannot .* images .* take --model resnet20 or"),
+        (("--dataset", "synthetic", "--model", "lstm"), "lstm cannot .* images .* take --model resnet8 or"),
         (("--dataset", "text", "--data-file", "/no/such"), "/no/such cannot be read: No such file"),
         (("--dataset", "tekst"), "did you mean 'text'"),
     ],
