@@ -89,7 +89,7 @@ def _errors(findings: Findings, path: Path) -> None:
                 axes.errorbar(
                     x, y, sd, fmt=marker, color=COLORS[style], capsize=3, label=NAMES[algorithm], alpha=0.9
                 )
-        bound = theory.dcd_threshold(spec.make_topology("ring", n))
+        bound = theory.dcd_threshold(spec.make_topology("ring", n).at(1))
         axes.axvline(bound, color="0.4", linestyle=":", label="DCD's bound")
         axes.axhline(0, color="0.7", linewidth=0.8)
         axes.set(xscale="log", title=f"{n} nodes", xlabel="measured ‖v − C(v)‖/‖v‖ of the messages")

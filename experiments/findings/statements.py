@@ -142,7 +142,7 @@ class Findings:
         a, rounds = error.mean, self._rounds(cell)
         lost = f"messages lose α = {a:.3g} of their norm"
         if cell.algorithm == "dcd":
-            bound = theory.dcd_threshold(spec.make_topology("ring", cell.nodes))
+            bound = theory.dcd_threshold(spec.make_topology("ring", cell.nodes).at(1))
             return f"{lost}, {a / bound:.3g} times (1 − ρ)/(2μ) = {bound:.3g}, below which DCD converges"
         if cell.algorithm == "ecd":
             off = 3 * a * math.sqrt(rounds)
