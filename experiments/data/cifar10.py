@@ -36,10 +36,13 @@ class CIFAR10:
     """Photographs of ten kinds of animals and vehicles; downloaded (170 MB) when absent."""
 
     size: int = field(default=SIDE, metadata={"help": "side of the images: 32, or reduced to 16 or 8"})
+    test: int = field(default=10_000, metadata={"help": "how many of the test images are used"})
 
     def __post_init__(self) -> None:
         if self.size not in (32, 16, 8):
             raise ValueError(f"size={self.size}: the images are 32 pixels wide; 32, 16 and 8 fit")
+        if not 1 <= self.test <= 10_000:
+            raise ValueError(f"test={self.test}: there are 10000 test images; 1 to 10000 fit")
 
     def prepare(self, data_dir: str) -> None:
         """Download the archive into `data_dir` unless the data is there, and unpack it."""
@@ -78,14 +81,17 @@ class CIFAR10:
             y[TRAIN.index(name)] = labels
         if missing or x is None or y is None:
             raise _damaged(str(source), f"it lacks {', '.join(sorted(missing))}", source)
-        train_x, test = (
-            reduce(torch.from_numpy(images), self.size) for images in (x.reshape(-1, 3, SIDE, SIDE), test_x)
+        train, test = (
+            (reduce(torch.from_numpy(images), self.size), torch.from_numpy(labels))
+            for images, labels in (
+                (x.reshape(-1, 3, SIDE, SIDE), y.reshape(-1)),
+                (test_x[: self.test], test_y[: self.test]),
+            )
         )
         mean, std = torch.tensor(MEAN), torch.tensor(STD)
         if self.size != SIDE:
-            mean, std = channel_statistics(train_x)
-        labels = torch.from_numpy(y.reshape(-1)), torch.from_numpy(test_y)
-        return Dataset(train_x, labels[0], test, labels[1], mean, std, CLASSES)
+            mean, std = channel_statistics(train[0])
+        return Dataset(*train, *test, mean, std, CLASSES)
 
 
 def reduce(images: torch.Tensor, size: int) -> torch.Tensor:

@@ -148,8 +148,8 @@ def _product(settings: Settings, path: Path) -> Iterator[Settings]:
     for key, values in axes.items():
         if not values:
             raise UsageError(f"{path}: {key} is an empty list")
-    for values in itertools.product(*axes.values()):
-        yield dict(zip(axes, values, strict=True))
+    for one in itertools.product(*axes.values()):
+        yield dict(zip(axes, one, strict=True))
 
 
 def _name(settings: Settings, named: Iterable[str], args: argparse.Namespace) -> str:

@@ -24,12 +24,14 @@ def test_every_model_maps_images_to_logits_and_learns(name: str) -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
-@pytest.mark.parametrize(("spec", "expected"), [("resnet20", 272_474), ("resnet20:shortcut=A", 269_722)])
-def test_resnet20_has_the_papers_number_of_parameters(spec: str, expected: int) -> None:
+@pytest.mark.parametrize(
+    ("spec", "expected"), [("resnet8", 78_042), ("resnet20", 272_474), ("resnet20:shortcut=A", 269_722)]
+)
+def test_resnets_have_the_papers_numbers_of_parameters(spec: str, expected: int) -> None:
     assert parameters(build(spec)) == expected
 
 
-@pytest.mark.parametrize("depth", [20, 32, 56, 110])
+@pytest.mark.parametrize("depth", [8, 20, 32, 56, 110])
 def test_depth_counts_the_weighted_layers(depth: int) -> None:
     layers = [m for m in build(f"resnet{depth}:shortcut=A").modules() if isinstance(m, nn.Conv2d | nn.Linear)]
     assert len(layers) == depth

@@ -54,7 +54,6 @@ def test_without_matplotlib(
 def test_a_folder_without_a_run_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="holds no run"):
         plot.run(Namespace(runs=[tmp_path], out=None))
-    RunFolder(tmp_path / "a").create()
-    RunFolder(tmp_path / "a").write_text("config.toml", "")
-    with pytest.raises(UsageError, match="nothing has been measured yet"):
+    (run(tmp_path / "a") / "metrics.jsonl").unlink()
+    with pytest.raises(UsageError, match="nothing has been measured"):
         plot.run(Namespace(runs=[tmp_path], out=None))
