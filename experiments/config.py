@@ -37,6 +37,8 @@ MAY_CHANGE = (
     "timeout",
     "overlap",
     "progress",
+    "order",
+    "trace",
     "eval_every",
     "log_every",
     "checkpoint_every",

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
 
 from gossip.stats import Stats
 
@@ -105,12 +104,6 @@ class Meter:
         self._totals = dict(state["totals"])
         self._seconds, self._began = state["seconds"], time.monotonic()
         self.started = state["started"]
-
-
-def gradient_norm(model: nn.Module) -> float:
-    """The L2 norm of all gradients that are there now."""
-    norms = [torch.linalg.vector_norm(p.grad) for p in model.parameters() if p.grad is not None]
-    return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
 
 
 def aggregate(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments import config, plot
-from experiments.meter import PER_STEP, Meter, aggregate, gradient_norm, slowest_rank
+from experiments.meter import PER_STEP, Meter, aggregate, slowest_rank
 from experiments.progress import Progress, count, describe
 from experiments.runfolder import RunFolder, read_metrics
 from experiments.workloads import Workload
@@ -84,7 +84,8 @@ class Report:
 
     def interval(self, step: int, test: bool) -> None:
         """Collective: close the log interval that ends with `step`, and `test` the averaged model."""
-        mine = {**self._meter.close_interval(), "grad_norm": gradient_norm(self._model)}
+        norm = self._node.gradient_norm()  # first: it waits for what the step has sent, which counts
+        mine = {**self._meter.close_interval(), "grad_norm": norm}
         everyone = self._node.world.allgather(mine)
         line: Line = {
             "step": step,

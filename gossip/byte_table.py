@@ -87,7 +87,7 @@ def row(
     method, graph = make_algorithm(algorithm), make_topology(topology, nodes)
     codec = make_codec(method.default_compressor if compressor is None else compressor)
     check_graph(method, graph)
-    buckets = FlatModel(model.module(), bucket_bytes(method, bucket_mb)).buckets
+    buckets = FlatModel(model.module(), bucket_bytes(method, bucket_mb), method.pieces(nodes)).buckets
     sent = traffic.per_step(method, graph, codec, [bucket.segments for bucket in buckets])
     paper = method.paper_size(model.shapes, codec)
     return Row(

@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gossip.transport.base import MeanResult, Receipt, Transport, as_bytes, from_bytes
+from gossip.transport.base import MeanResult, Receipt, Transport, Wake, as_bytes, from_bytes
 
 if TYPE_CHECKING:
     from compressors import Compressor
     from gossip.flat import Segment
+    from gossip.outbox import Outbox
     from gossip.stats import Stats
     from topologies import Schedule, Topology
 
 SLOTS = 8
-"""Tags per bucket: a method may have this many different messages per peer and round."""
+"""Tags per bucket, unless a method says how many it needs: different messages per peer and round."""
 
 MIX_PIECE = 1 << 15
 """Values that `mix` takes at a time on a CPU: a piece of x, v_j and the sum stays in the core's cache."""
@@ -103,7 +104,7 @@ class Message:
             v = from_bytes(self.payload, torch.float32).to(self.node.device)
         else:
             v = self.codec.decode(self.payload.to(self.node.device), self.size)
-        self.node.stats.decode += time.perf_counter() - start
+        self.node.stats.spent("decode", start, self.node.label)
         return v
 
     def add_to(self, out: Tensor, alpha: float = 1.0) -> None:
@@ -113,7 +114,7 @@ class Message:
             out.add_(from_bytes(self.payload, torch.float32).to(out.device), alpha=alpha)
         else:
             self.codec.decode_add(self.payload.to(out.device), out, alpha)
-        self.node.stats.decode += time.perf_counter() - start
+        self.node.stats.spent("decode", start, self.node.label)
 
 
 @dataclass(frozen=True)
@@ -147,15 +148,19 @@ class Receive(Arrival):
 
 @dataclass(frozen=True)
 class Mean(Arrival):
-    """The exact mean of a vector over all ranks."""
+    """The exact mean of a vector over all ranks, which was started at `start` (time.perf_counter)."""
 
     pending: MeanResult
+    node: Node
+    start: float
 
     @property
     def ready(self) -> bool:
         return self.pending.done
 
     def result(self) -> Tensor:
+        if (trace := self.node.stats.trace) is not None:
+            trace.flight(f"{self.node.label}: mean", self.start, time.perf_counter(), round=self.node.t)
         return self.pending.value()
 
     def missing(self) -> None:
@@ -172,9 +177,13 @@ class Node:
         n: number of values in the bucket; `segments` names the parameters inside it.
         compressor: the codec, bound to the bucket's segments.
         adopted: per segment, what `Algorithm.adopt` has taken over from the user's optimizer.
+        label: how errors and traces call the bucket.
+        priority: how urgent its messages are where their order is asked for; the smaller, the more.
+        wake: what to call when something has come for the bucket.
     """
 
     transport: Transport
+    outbox: Outbox
     topology: Topology | Schedule
     compressor: Compressor
     stats: Stats
@@ -183,9 +192,12 @@ class Node:
     bucket: int
     seed: int
     tag: int
-    channel: int
+    channel: int | None
+    label: str
     adopted: tuple[Any, ...] = ()
     t: int = 0
+    priority: int = 0
+    wake: Wake | None = None
     heard: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -195,6 +207,11 @@ class Node:
         self._posted: dict[tuple[int, int], Posted] = {}
 
     # -- the graph ---------------------------------------------------------------------------------
+
+    @property
+    def owner(self) -> int:
+        """The rank that a parameter server's method makes this bucket's server; dealt in turn."""
+        return self.bucket % self.size
 
     @property
     def in_neighbors(self) -> tuple[int, ...]:
@@ -223,7 +240,7 @@ class Node:
         for out_k, x_k, *v_k in zip(*(u.split(piece) for u in (out, x, *values.values())), strict=True):
             for j, v_jk in zip(values, v_k, strict=True):
                 out_k.add_(v_jk - x_k, alpha=weights[j])
-        self.stats.mix += time.perf_counter() - start
+        self.stats.spent("mix", start, self.label)
         return out
 
     # -- sending and waiting -----------------------------------------------------------------------
@@ -249,11 +266,11 @@ class Node:
             payload = as_bytes(v)
         else:
             payload = codec.encode(v, message_key(self.seed, self.rank, self.t, self.bucket, self._sends))
-        self.stats.encode += time.perf_counter() - start
+        self.stats.spent("encode", start, self.label)
         self._sends += 1
         ranks = tuple(self.out_neighbors if to is None else to)
         for j in ranks:
-            self.transport.post(payload, j, self.tag + slot)
+            self.outbox.post(payload, j, self.tag + slot, t=self.t, priority=self.priority, label=self.label)
         if codec is None:
             return v if add_to is None else add_to.add_(v)
         self.stats.saved_bytes += (4 * v.numel() - payload.numel()) * len(ranks)
@@ -265,7 +282,7 @@ class Node:
         else:
             own = add_to
             codec.decode_add(payload, own)
-        self.stats.decode += time.perf_counter() - start
+        self.stats.spent("decode", start, self.label)
         return own
 
     def update(self) -> Update:
@@ -288,9 +305,12 @@ class Node:
     def mean(self, v: Tensor) -> Mean:
         """The exact mean of v (float32 [m]) over all ranks; it starts at once.
 
-        `Algorithm.means` tells m beforehand.
+        The method says so in `Algorithm.takes_means`, and how long v is in `Algorithm.means`.
         """
-        return Mean(self.transport.start_mean(v, self.channel))
+        if self.channel is None:
+            raise TypeError("a method that calls node.mean() says so: takes_means: ClassVar[bool] = True")
+        start = time.perf_counter()
+        return Mean(self.transport.start_mean(v, self.channel, self.wake), self, start)
 
     # -- for the engine ----------------------------------------------------------------------------
 
@@ -302,7 +322,7 @@ class Node:
     def _post(self, e: Expect) -> Posted:
         codec, size = self.reads(e)
         most = 4 * size if codec is None else codec.max_bytes(size)
-        return Posted(self.transport.expect(e.frm, self.tag + e.slot, most), codec, size)
+        return Posted(self.transport.expect(e.frm, self.tag + e.slot, most, self.wake), codec, size)
 
     def reads(self, e: Expect) -> tuple[Compressor | None, int]:
         """The codec of a declared message (None: float32) and its number of values."""

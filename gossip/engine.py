@@ -3,16 +3,20 @@
 A round on one bucket is a `Lane`. Parameter methods start their round at the forward pass (so that what they
 send from x travels during forward and backward), get the optimizer's result at the end of `step()`, and after
 `settled` leave a tail that finishes during the next forward and backward. Gradient methods run inside
-backward.
+backward; those that post in an order of their own (P3) go on into the next forward, which waits for them
+module by module.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+import threading
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from torch import Tensor, nn
 from torch.autograd import Variable
@@ -22,11 +26,15 @@ from gossip.algorithms.base import Algorithm, Steps
 from gossip.effects import Arrival, Effect, Gradient, Node, Receive, Settled, Update
 from gossip.errors import CheckpointError, DivergedError, PeerLostError, UsageError, WatchdogError
 from gossip.flat import Bucket, FlatModel
+from gossip.lazy import LazyOptimizer
+from gossip.outbox import Outbox, Posting
 from gossip.stats import Stats
 from gossip.transport.base import Transport
 
 TICK_SECONDS = 5e-3
 """The shortest time between two polls from hooks: a poll may yield the core, and hooks are many."""
+QUEUE_TICK_SECONDS = 1e-3
+"""The same while messages wait for others to be taken: a poll hands on as many as it finds taken."""
 
 
 class Lane:
@@ -53,6 +61,13 @@ class Lane:
     def running(self) -> bool:
         """Whether a round is in progress."""
         return self._steps is not None
+
+    @property
+    def owed(self) -> bool:
+        """Whether the round in progress needs nothing more from the model, only what is still to arrive."""
+        if not self.running:
+            return False
+        return self.settled if self.algorithm.kind == "parameter" else not isinstance(self.effect, Gradient)
 
     def start(self) -> None:
         """Enter the next round: post its receives and run it to its first wait."""
@@ -127,12 +142,27 @@ class Hook:
         return Hook, (None,)
 
 
+M = TypeVar("M", bound=Callable[..., Any])
+
+
+def _locked(method: M) -> M:
+    """A method of the engine that a progress thread must not run into."""
+
+    @functools.wraps(method)
+    def call(self: Engine, *args: Any) -> Any:
+        with self._lock:
+            return method(self, *args)
+
+    return cast(M, call)
+
+
 class Engine:
     """One rank's rounds.
 
     Args:
         overlap: False runs the same generators to their end at once: the same numbers, no overlap.
         timeout: seconds without an arrival before a `WatchdogError`.
+        lazy: applies what arrives after `step()`. Without it every gradient is final when backward returns.
     """
 
     def __init__(
@@ -140,29 +170,48 @@ class Engine:
         flat: FlatModel,
         algorithm: Algorithm,
         nodes: Iterable[Node],
+        outbox: Outbox,
         transport: Transport,
         stats: Stats,
         overlap: bool,
         timeout: float,
+        lazy: LazyOptimizer | None = None,
     ) -> None:
         self.flat, self.algorithm, self.transport, self.stats = flat, algorithm, transport, stats
         self.overlap, self.timeout = overlap, timeout
+        self._outbox, self._lazy = outbox, lazy
+        self._lock = threading.RLock()
+        self._arrived: deque[Lane] = deque()  # lanes that something has come for
         self.lanes = [
             Lane(bucket, flat, algorithm, node) for bucket, node in zip(flat.buckets, nodes, strict=True)
         ]
+        for lane in self.lanes:
+            lane.node.wake = functools.partial(self._arrived.append, lane)
         self.every: int = getattr(algorithm, "every", 1)
         self.local_steps = 0  # taken since the last exchange
         self._next_tick = 0.0
         self.sync = True  # False inside no_sync()
-        self._reduced = False  # this step's gradients are final
+        self._in_forward = False  # lanes may enter the next round
         self._in_backward = False
+        self._reduced = False  # this step's gradients have been handed over
         self._missing: dict[Lane, set[nn.Parameter]] = {}
-        self._lane_of = {p: lane for lane in self.lanes for p in lane.bucket.parameters}
+        self._stale: set[nn.Parameter] = set()  # had their last update only after this step's forward
+        self._lanes_of: defaultdict[nn.Parameter, list[Lane]] = defaultdict(list)
+        for lane in sorted(self.lanes, key=_staggered):
+            for p in lane.bucket.parameters:
+                self._lanes_of[p].append(lane)
+        self._prioritize()
+        transport.attend(self)
 
     @property
     def averages_gradients(self) -> bool:
         """Whether this is a gradient method."""
         return self.algorithm.kind == "gradient"
+
+    @property
+    def applying(self) -> bool:
+        """Whether the optimizer is making a part of a step that the user has made before."""
+        return self._lazy is not None and self._lazy.applying
 
     @property
     def round(self) -> int:
@@ -172,14 +221,31 @@ class Engine:
     # -- progress ----------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Let messages move and tails run on, now and then; never waits. Every hook calls it."""
+        """Let messages move and rounds run on, now and then; never waits. Every hook calls it."""
         now = time.perf_counter()
         if now < self._next_tick:
             return
-        self._next_tick = now + TICK_SECONDS
+        self._next_tick = now + (TICK_SECONDS if self._outbox.empty else QUEUE_TICK_SECONDS)
         self.transport.poll()
-        for lane in self.lanes:
-            lane.advance()
+        self.serve()
+
+    def serve(self) -> None:
+        """Advance the lanes that something has come for, and post what may leave; never waits.
+
+        A `Party` of the transport, which calls this while the rank waits for anything at all: other ranks may
+        be waiting for what this one has to send on.
+        """
+        if not self._lock.acquire(blocking=False):
+            return  # another thread is doing it
+        try:
+            while self._arrived:
+                lane = self._arrived.popleft()
+                lane.advance()
+                if self._in_forward and not lane.running:
+                    lane.start()
+            self._outbox.pump()
+        finally:
+            self._lock.release()
 
     def begin(self) -> None:
         """Start the next round on every bucket whose last one has ended."""
@@ -188,24 +254,24 @@ class Engine:
                 lane.start()
 
     def _wait(self, lane: Lane, reached: Callable[[], bool]) -> None:
-        """Wait until `reached`, letting all lanes run on; the time is exposed: nothing is left to compute."""
+        """Wait until `lane` has `reached` something; the time is exposed: nothing is left to compute."""
         if reached():
             return
         start = time.perf_counter()
-        busy = self.stats.encode + self.stats.decode + self.stats.mix
+        busy = self.stats.busy
         late: dict[int, float] = {}
 
         def ready() -> bool:
-            for other in self.lanes:
-                if isinstance(other.effect, Receive):
-                    late.update(dict.fromkeys(other.effect.missing(), time.perf_counter() - start))
-                other.advance()
+            if isinstance(lane.effect, Receive):
+                late.update(dict.fromkeys(lane.effect.missing(), time.perf_counter() - start))
             self._check_peers(lane)
             return reached()
 
         arrived = self.transport.wait(ready, self.timeout)
-        busy = self.stats.encode + self.stats.decode + self.stats.mix - busy
-        self.stats.exposed += time.perf_counter() - start - busy
+        end = time.perf_counter()
+        self.stats.exposed += end - start - (self.stats.busy - busy)
+        if self.stats.trace is not None:
+            self.stats.trace.span("wait", lane.node.label, start, end)
         for j, seconds in late.items():
             self.stats.waited_for(j, seconds)
         if not arrived:
@@ -222,13 +288,13 @@ class Engine:
             if gone:
                 j = min(gone)
                 raise PeerLostError(
-                    f"rank {self.transport.rank}, round {lane.node.t}, bucket {lane.node.bucket}: "
+                    f"rank {self.transport.rank}, round {lane.node.t}, {lane.node.label}: "
                     f"waits for rank {j}, which has left ({departed[j]}). Did every rank run the same "
                     "number of steps? node.shard(dataset, batch_size) gives each the same."
                 )
 
     def _stuck(self, lane: Lane) -> str:
-        where = f"rank {self.transport.rank}, round {lane.node.t}, bucket {lane.node.bucket}"
+        where = f"rank {self.transport.rank}, round {lane.node.t}, {lane.node.label}"
         missing = lane.effect.missing() if isinstance(lane.effect, Arrival) else set()
         if missing is None:
             whom = "all ranks to join its all-reduce"
@@ -241,33 +307,76 @@ class Engine:
             "If that rank is only slow, raise --timeout (join(timeout=...))."
         )
 
+    @_locked
     def drain(self) -> None:
-        """Wait until the tails of all rounds have ended (a round that awaits the optimizer is left alone)."""
+        """Wait until all rounds have ended that await nothing of the model, and what they sent has left."""
+        self._end_rounds()
+        self.catch_up()
+
+        def left() -> bool:
+            gone = self.transport.departed.keys() & self._outbox.receivers()
+            if gone:
+                raise PeerLostError(
+                    f"rank {self.transport.rank} still has messages for rank {min(gone)}, which has left."
+                )
+            return self._outbox.empty
+
+        if not self.transport.wait(left, self.timeout):
+            raise WatchdogError(
+                f"rank {self.transport.rank}: ranks {self._outbox.receivers()} have not taken its messages "
+                f"for {self.timeout:g} s. If they are only slow, raise --timeout (join(timeout=...))."
+            )
+        self._book_traffic()
+
+    def _end_rounds(self) -> None:
         for lane in self.lanes:
-            if lane.settled:
-                self._wait(lane, lambda lane=lane: not lane.running)  # type: ignore[misc]
+            self._wait(lane, lambda lane=lane: not lane.owed)  # type: ignore[misc]
 
     # -- hooks on the model and the optimizer ------------------------------------------------------
 
+    @_locked
     def on_forward(self) -> None:
         """The model starts a training forward."""
         self.tick()
         if self.overlap or self.averages_gradients:
             self.begin()
+        self._in_forward = self._lazy is not None
 
+    @_locked
+    def on_module(self, module: nn.Module, learning: bool) -> None:
+        """A module is about to run: in a training forward (`learning`), or in any other."""
+        if learning:
+            self.tick()
+        if self._lazy is not None:
+            if learning:
+                self._lazy.order.saw(module)
+                self._apply(self._lazy.order.needs(module))
+            else:
+                self.catch_up()
+
+    @_locked
     def on_step_begin(self) -> None:
         """The optimizer is about to step."""
         self.flat.check_attached()
         if self.averages_gradients:
             if not self._reduced:
                 self._reduce()  # no backward in this step: a zero gradient
+            if self._lazy is not None:
+                self._park(self._lazy)
         elif self.local_steps + 1 == self.every:
             self._await(Update)
 
+    @_locked
     def on_step_end(self) -> None:
         """The optimizer has stepped."""
         if self.averages_gradients:
             self._reduced = False
+            self._stale.clear()
+            if self._lazy is not None:
+                self._lazy.check()
+            if self._outbox.posting != Posting():  # as those will be that come later: see LazyOptimizer
+                for p in self.flat.names:
+                    p.grad = None
         else:
             self.local_steps += 1
             if self.local_steps == self.every:
@@ -296,9 +405,12 @@ class Engine:
         if not self.overlap:
             self.drain()
 
+    @_locked
     def skip(self) -> None:
         """Take part in this step's round without an optimizer step (e.g. one that a GradScaler skipped)."""
         self.on_step_begin()
+        if self._lazy is not None:
+            self._lazy.forget()
         self.on_step_end()
 
     # -- gradients ---------------------------------------------------------------------------------
@@ -312,9 +424,15 @@ class Engine:
         finally:
             self.sync = before
 
+    @_locked
     def on_gradient(self, p: nn.Parameter) -> None:
         """Backward has accumulated the gradient of `p`."""
         self.tick()
+        if self._lazy is not None and (p in self._lazy.parked or p in self._stale):
+            raise UsageError(
+                f"parameter {self.flat.names[p]!r} was used before it had its last update: the modules that "
+                "used it in earlier steps were not called. Use --no-overlap (join(overlap=False))."
+            )
         if not (self.averages_gradients and self.sync):
             return
         if not self._in_backward:
@@ -324,14 +442,21 @@ class Engine:
                     "the last under `with node.no_sync():` to accumulate. (With torch.utils.checkpoint, pass "
                     "use_reentrant=False.)"
                 )
-            self._in_backward = True
-            self._missing = {lane: set(lane.bucket.parameters) for lane in self.lanes}
+            self._begin_backward()
             Variable._execution_engine.queue_callback(self._reduce)
-        lane = self._lane_of[p]
         self.flat.collect_gradient(p)
-        self._missing[lane].discard(p)
-        if not self._missing[lane] and self.overlap:
-            self._hand_over(lane)
+        for lane in self._lanes_of[p]:
+            self._missing[lane].discard(p)
+            if not self._missing[lane] and self.overlap:
+                self._hand_over(lane)
+
+    def _begin_backward(self) -> None:
+        self._in_forward, self._in_backward = False, True
+        if self._lazy is not None:  # what follows overwrites the last gradients, of unused modules too
+            self._stale = set(self._lazy.parked)
+            self._end_rounds()
+            self.catch_up()
+        self._missing = {lane: set(lane.bucket.parameters) for lane in self.lanes}
 
     def _hand_over(self, lane: Lane) -> None:
         """Give a complete bucket to its generator."""
@@ -341,17 +466,60 @@ class Engine:
         lane.resume(lane.bucket.of(self.flat.need_gradient()))
         self._missing.pop(lane)
 
+    @_locked
     def _reduce(self) -> None:
-        """The end of backward: unused parameters count as zero, and every gradient becomes final."""
+        """The end of backward: unused parameters count as zero; every gradient becomes final, or hidden."""
         if not self._in_backward:
-            self._missing = {lane: set(lane.bucket.parameters) for lane in self.lanes}
+            self._begin_backward()
         for lane, parameters in list(self._missing.items()):
             for p in parameters:
                 self.flat.collect_gradient(p)
             self._hand_over(lane)
-        for lane in self.lanes:
-            self._wait(lane, lambda lane=lane: not lane.running)  # type: ignore[misc]
+        if self._lazy is None:
+            self._end_rounds()
+        else:
+            self._lazy.hide()
         self._in_backward, self._reduced = False, True
+
+    # -- what comes after step() -------------------------------------------------------------------
+
+    def _park(self, lazy: LazyOptimizer) -> None:
+        """Leave to later what has not come, except where no module is known that needs it."""
+        for p, lanes in self._lanes_of.items():
+            if not lazy.order.is_placed(p):
+                for lane in lanes:
+                    self._wait(lane, lambda lane=lane: not lane.owed)  # type: ignore[misc]
+        lazy.park(lambda p: any(lane.owed for lane in self._lanes_of[p]))
+        if lazy.order.has_news:
+            lazy.order.settle()
+            self._prioritize()
+
+    def _prioritize(self) -> None:
+        if self._lazy is not None:
+            position = self._lazy.order.position
+            for lane in self.lanes:
+                lane.node.priority = min(position[p] for p in lane.bucket.parameters)
+
+    def _apply(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Wait for the gradients of those that are parked, and let the optimizer have them."""
+        lazy = cast(LazyOptimizer, self._lazy)
+        due = [p for p in parameters if p in lazy.parked]
+        if not due:
+            return
+        for p in due:
+            for lane in self._lanes_of[p]:
+                self._wait(lane, lambda lane=lane: not lane.owed)  # type: ignore[misc]
+        start = time.perf_counter()
+        lazy.apply(due)
+        if self.stats.trace is not None:
+            names = ", ".join(self.flat.names[p] for p in due)
+            self.stats.trace.span("compute", f"optimizer: {names}", start, time.perf_counter())
+
+    @_locked
+    def catch_up(self) -> None:
+        """Wait until the model has the whole update of its last step."""
+        if self._lazy is not None:
+            self._apply(list(self._lazy.parked))
 
     # -- books -------------------------------------------------------------------------------------
 
@@ -361,6 +529,7 @@ class Engine:
 
     # -- state -------------------------------------------------------------------------------------
 
+    @_locked
     def state_dict(self) -> dict[str, Any]:
         """Everything the next rounds depend on; waits for the tails first.
 
@@ -388,6 +557,12 @@ class Engine:
             lane.live.copy_(saved["live"])
             lane.x.copy_(saved["x"])
             _restore(lane.state, saved["state"])
+
+
+def _staggered(lane: Lane) -> tuple[int, int]:
+    """Lanes that are ready at once are handed over in this order: each rank begins with another owner."""
+    node = lane.node
+    return node.bucket // node.size, (node.bucket - node.rank - 1) % node.size
 
 
 def _clone(state: dict[Any, Any]) -> dict[Any, Any]:

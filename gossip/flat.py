@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor, nn
 
 from gossip.errors import UsageError
 
+Pieces = Callable[[int], int]
+"""How many slices a layer of so many values is cut into."""
+
 
 @dataclass(frozen=True)
 class Segment:
-    """Where a parameter lies inside its bucket."""
+    """Where a parameter, or the part of it that is in this bucket, lies inside the bucket."""
 
     name: str
     offset: int
@@ -27,11 +31,16 @@ class Segment:
 
 @dataclass(frozen=True)
 class Bucket:
-    """A contiguous slice of the flat vector, cut at parameter borders."""
+    """A contiguous slice of the flat vector: whole parameters, or a slice of one layer.
+
+    Attributes:
+        parameters: of each segment.
+    """
 
     start: int
     segments: tuple[Segment, ...]
     parameters: tuple[nn.Parameter, ...]
+    of_a_layer: bool = False
 
     @property
     def size(self) -> int:
@@ -40,6 +49,12 @@ class Bucket:
     def of(self, vector: Tensor) -> Tensor:
         """This bucket's slice of a flat vector."""
         return vector[self.start : self.start + self.size]
+
+    def label(self, number: int) -> str:
+        """How errors and traces call it: ``bucket 3``, or ``slice 3 (fc.weight[0:50000])``."""
+        if not self.of_a_layer:
+            return f"bucket {number}"
+        return f"slice {number} ({', '.join(segment.name for segment in self.segments)})"
 
 
 def _dense(p: Tensor) -> bool:
@@ -62,9 +77,13 @@ class FlatModel:
     Args:
         model: its trainable parameters must be float32 and on one device.
         bucket_bytes: a bucket is closed when it has reached this size; None makes one bucket of everything.
+        pieces: cuts every layer (the parameters that one module holds itself) into so many even slices, and
+            makes each a bucket, in place of `bucket_bytes`.
     """
 
-    def __init__(self, model: nn.Module, bucket_bytes: int | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, bucket_bytes: int | None = None, pieces: Pieces | None = None
+    ) -> None:
         self.names: dict[nn.Parameter, str] = {
             p: name for name, p in reversed(list(model.named_parameters())) if p.requires_grad
         }
@@ -87,7 +106,7 @@ class FlatModel:
             view.copy_(p.data)
             p.data = view
             position += p.numel()
-        self.buckets = tuple(self._cut(bucket_bytes))
+        self.buckets = tuple(self._cut(bucket_bytes) if pieces is None else self._slices(pieces))
 
     def _check(self, model: nn.Module) -> None:
         if not self.names:
@@ -126,6 +145,29 @@ class FlatModel:
         if parameters:
             yield Bucket(start, tuple(segments), tuple(parameters))
 
+    def _slices(self, pieces: Pieces) -> Iterable[Bucket]:
+        for _, layer in groupby(self.names, key=lambda p: self.names[p].rpartition(".")[0]):
+            parameters = list(layer)
+            start = self.offset[parameters[0]]
+            size = sum(p.numel() for p in parameters)
+            count = pieces(size)
+            for i in range(count):
+                yield self._slice(start + size * i // count, start + size * (i + 1) // count, parameters)
+
+    def _slice(self, start: int, stop: int, parameters: Iterable[nn.Parameter]) -> Bucket:
+        """The values from `start` to `stop` of the flat vector, which belong to these parameters."""
+        segments, inside = list[Segment](), list[nn.Parameter]()
+        for p in parameters:
+            own = self.offset[p]
+            first, last = max(start, own), min(stop, own + p.numel())
+            if first < last:
+                whole = last - first == p.numel()
+                name = self.names[p] if whole else f"{self.names[p]}[{first - own}:{last - own}]"
+                shape = tuple(p.shape) if whole else (last - first,)
+                segments.append(Segment(name, first - start, shape))
+                inside.append(p)
+        return Bucket(start, tuple(segments), tuple(inside), of_a_layer=True)
+
     def signature(self) -> list[tuple[str, tuple[int, ...], tuple[int, ...]]]:
         """(name, shape, strides) of every parameter, in flat order."""
         return [(name, tuple(p.shape), tuple(p.stride())) for p, name in self.names.items()]
@@ -149,10 +191,14 @@ class FlatModel:
             self._gradients = {p: self.view(self.gradient, p) for p in self.names}
         return self.gradient
 
+    def gradient_of(self, p: nn.Parameter) -> Tensor:
+        """The place of the gradient of `p` in the flat gradient."""
+        self.need_gradient()
+        return self._gradients[p]
+
     def collect_gradient(self, p: nn.Parameter) -> None:
         """Make ``p.grad`` the view of the flat gradient again; no gradient counts as zero."""
-        self.need_gradient()
-        view = self._gradients[p]
+        view = self.gradient_of(p)
         if p.grad is view:
             return
         if p.grad is None:

@@ -13,9 +13,11 @@ JOIN_OPTIONS = (
     "overlap",
     "progress",
     "bucket_mb",
+    "order",
     "timeout",
     "device",
     "seed",
+    "trace",
 )
 
 
@@ -48,6 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--bucket-mb", type=float, metavar="MB", help="slices that travel on their own (the method's size)")
     add(
+        "--order",
+        choices=("fifo", "priority"),
+        help="which messages of a gradient method leave first: those ready, or the first layers' (fifo)",
+    )
+    add(
         "--timeout",
         type=float,
         default=300.0,
@@ -55,6 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="seconds of silence before an error (%(default)g)",
     )
     add("--device", help="cpu, cuda, cuda:0, … (the GPU of this rank, or the CPU)")
+    add(
+        "--trace", metavar="FILE", help="write what each rank did when, for ui.perfetto.dev (.json, .json.gz)"
+    )
     add("--seed", type=int, default=0, help="of the data order and the compressors' noise (%(default)s)")
 
 

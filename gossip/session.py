@@ -6,10 +6,13 @@ import hashlib
 import logging
 import math
 import threading
+import time
 import warnings
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,12 +22,16 @@ from torch.utils.data import Dataset
 from compressors import Compressor, kernels
 from gossip import spec
 from gossip.algorithms import Adoption, Algorithm
-from gossip.effects import SLOTS, Node
+from gossip.effects import Node
 from gossip.engine import Engine, Hook
 from gossip.errors import CheckpointError, UsageError
 from gossip.flat import FlatModel
+from gossip.forward_order import ForwardOrder
+from gossip.lazy import LazyOptimizer
+from gossip.outbox import IN_FLIGHT, Outbox, Posting
 from gossip.shard import Shard
 from gossip.stats import Stats
+from gossip.trace import Trace
 from gossip.transport import world
 from gossip.transport.base import Transport, mean_bytes
 from gossip.transport.environment import env_rank
@@ -51,8 +58,10 @@ def join(
     overlap: bool = True,
     progress: str = "hooks",
     bucket_mb: float | None = None,
+    order: str | None = None,
     timeout: float = 300.0,
     device: str | torch.device | None = None,
+    trace: str | Path | None = None,
 ) -> Session:
     """Make this process (or virtual node) one node of a decentralized run. Collective.
 
@@ -69,11 +78,16 @@ def join(
         weights: the rule that turns a graph into a mixing matrix.
         seed: of the compressors' noise and the order of `Session.shard`; equal on all ranks.
         overlap: False exchanges inside ``step()`` alone: the same numbers, nothing hidden.
-        progress: ``"hooks"`` drives MPI from the model's hooks; ``"thread"`` adds a thread that does it too.
+        progress: ``"hooks"`` drives MPI, and rounds that have begun, from the model's hooks; ``"thread"``
+            adds a thread that does it too, for models whose layers are few and long.
         bucket_mb: MiB per bucket. By default parameter methods use one bucket, gradient methods 25 MiB.
+        order: in which order messages leave. ``"fifo"``: as they are ready, which is the default;
+            ``"priority"``: the first layers first, and the next forward waits for each module's own, as in P3
+            (gradient methods that send messages; `p3` has an option for it).
         timeout: seconds without a message before a `WatchdogError` that names who waits for whom.
         device: ``"cuda"``, ``"cuda:1"``, ``"cpu"``; by default the model's own if it is on a GPU already,
             else a GPU by rank within the host (several ranks may share one), else the CPU.
+        trace: a file that rank 0 writes in `finish`, for ui.perfetto.dev: what each rank did and when.
 
     Raises:
         UsageError: something does not fit; the message says what to type instead.
@@ -106,9 +120,12 @@ def join(
         if transport.rank == 0:
             warnings.warn(text, stacklevel=2)
     _check_optimizer(model, optimizer)
-    bucket = bucket_bytes(method, bucket_mb)
+    posting = _posting(method, order)
+    if overlap and posting != Posting():
+        _check_not_compiled(model)
+    pieces, bucket = method.pieces(transport.size), bucket_bytes(method, bucket_mb)
     model.to(_device(model, transport, device))
-    flat = FlatModel(model, bucket)
+    flat = FlatModel(model, bucket, pieces)
     adoption = method.adopt(optimizer, flat.names)
     _agree(
         transport,
@@ -120,6 +137,7 @@ def join(
             "seed": seed,
             "parameters": flat.signature(),
             "buckets": [bucket.size for bucket in flat.buckets],
+            "trace": trace is not None,
         },
     )
     for tensor in [
@@ -129,7 +147,20 @@ def join(
     ]:
         transport.broadcast(tensor)
     return Session(
-        model, optimizer, flat, method, graph, codec, transport, seed, overlap, progress, timeout, adoption
+        model,
+        optimizer,
+        flat,
+        method,
+        graph,
+        codec,
+        transport,
+        seed,
+        overlap,
+        progress,
+        posting,
+        timeout,
+        adoption,
+        None if trace is None else Trace(trace, transport),
     )
 
 
@@ -146,6 +177,9 @@ def bucket_bytes(method: Algorithm, bucket_mb: float | None = None) -> int | Non
             raise UsageError(
                 f"bucket_mb={bucket_mb:g}: {method} needs the whole gradient at once. Leave bucket_mb out."
             )
+        if method.pieces(1) is not None:
+            name = method.name
+            raise UsageError(f"bucket_mb={bucket_mb:g}: {name} cuts layers itself. Type {name}:slice=…")
     elif method.kind == "gradient" and not method.one_bucket:
         bucket_mb = GRADIENT_BUCKET_MB
     return None if bucket_mb is None else int(bucket_mb * 2**20)
@@ -161,6 +195,37 @@ def check_graph(method: Algorithm, graph: Topology | Schedule) -> None:
         )
     if not graph.is_static and not method.allows_schedule:
         raise UsageError(f"{method.name} needs a fixed graph, but {graph.name} changes from round to round.")
+
+
+def _posting(method: Algorithm, order: str | None) -> Posting:
+    """How messages leave."""
+    if order not in (None, "fifo", "priority"):
+        raise UsageError(f"order={order!r}: choose 'fifo' or 'priority'.")
+    if method.posting is not None:
+        if order is not None:
+            raise UsageError(
+                f"order={order!r}: {method.name} has an option for it. "
+                f"Type --algorithm {method.name}:order={order}."
+            )
+        return method.posting
+    if order != "priority":
+        return Posting()
+    if method.kind != "gradient" or not method.sends_messages:
+        means = method.kind == "gradient"
+        why = "takes means over all nodes, which have no order" if means else "exchanges parameters"
+        raise UsageError(
+            f"order='priority': {method.name} {why}. Take p3, or a gradient method that sends messages: "
+            "qsgd, signsgd, dgc, gradient-dropping."
+        )
+    return Posting(by_priority=True, in_flight=IN_FLIGHT)
+
+
+def _check_not_compiled(model: nn.Module) -> None:
+    if hasattr(model, "_orig_mod") or any(m._compiled_call_impl is not None for m in model.modules()):
+        raise UsageError(
+            "the model is compiled, and every module must wait for its own gradients before it runs, which "
+            "torch.compile traces away. Use the model as it is, or --no-overlap (join(overlap=False))."
+        )
 
 
 def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -237,13 +302,15 @@ class Session:
         seed: int,
         overlap: bool,
         progress: str,
+        posting: Posting,
         timeout: float,
         adoption: Adoption,
+        trace: Trace | None,
     ) -> None:
         self.algorithm, self.topology, self.compressor = algorithm, topology, compressor
         self.world, self.rank, self.size = transport, transport.rank, transport.size
         self.device = flat.vector.device
-        self.stats = Stats()
+        self.stats = Stats(trace)
         self._model, self._optimizer, self._flat, self._seed = model, optimizer, flat, seed
         self._optimized, self._adoption = _optimized(optimizer), adoption
         segments = [bucket.segments for bucket in flat.buckets]
@@ -253,11 +320,16 @@ class Session:
         if transport.rank == 0:
             for note in self.notes:
                 log.info(note)
-        tag = transport.reserve_tags(SLOTS * len(flat.buckets))
-        channel = transport.open_channels(len(flat.buckets))
+        tag = transport.reserve_tags(algorithm.slots * len(flat.buckets))
+        channel = transport.open_channels(len(flat.buckets) if algorithm.takes_means else 0)
+        outbox = Outbox(transport, posting, trace)
+        lazy = None
+        if overlap and posting != Posting():
+            lazy = LazyOptimizer(optimizer, flat, ForwardOrder(model, flat.names))
         nodes = [
             Node(
                 transport=transport,
+                outbox=outbox,
                 topology=topology,
                 compressor=compressor.for_segments([segment.size for segment in bucket.segments]),
                 stats=self.stats,
@@ -265,34 +337,50 @@ class Session:
                 device=self.device,
                 bucket=b,
                 seed=seed,
-                tag=tag + SLOTS * b,
-                channel=channel + b,
+                tag=tag + algorithm.slots * b,
+                channel=channel + b if algorithm.takes_means else None,
+                label=bucket.label(b),
                 adopted=tuple(adoption.of(p) for p in bucket.parameters),
             )
             for b, bucket in enumerate(flat.buckets)
         ]
-        self._engine = Engine(flat, algorithm, nodes, transport, self.stats, overlap, timeout)
+        self._engine = Engine(flat, algorithm, nodes, outbox, transport, self.stats, overlap, timeout, lazy)
         self._average_channel = transport.open_channels(1)
         self._timeout = timeout
-        self._handles = list(self._attach(overlap))
-        self._stop_progress = _progress_thread(transport) if progress == "thread" else lambda: None
+        self._handles = [
+            *(self._attach_trace(trace, before_engine=True) if trace is not None else ()),
+            *self._attach(overlap),
+            *(self._attach_waits() if lazy is not None else ()),
+            *(self._attach_trace(trace, before_engine=False) if trace is not None else ()),
+        ]
+        threaded = progress == "thread" and transport.needs_polling
+        self._stop_progress = _progress_thread(transport, self._engine) if threaded else lambda: None
         self._finished = False
         _joined.add(model)
 
     # -- hooks -------------------------------------------------------------------------------------
 
     def _attach(self, overlap: bool) -> Iterator[Any]:
-        engine, model = self._engine, self._model
+        engine, model, depth = self._engine, self._model, 0
 
         def on_forward(module: nn.Module, *_: Any) -> None:
-            if module.training and torch.is_grad_enabled():
+            nonlocal depth
+            depth = 0  # whatever became of the last step
+            learning = module.training and torch.is_grad_enabled()
+            if learning:
                 engine.on_forward()
+            engine.on_module(module, learning)
 
         def on_module(module: nn.Module, *_: Any) -> None:
-            if module.training and torch.is_grad_enabled():
-                engine.tick()
+            engine.on_module(module, torch.is_grad_enabled())
+
+        # A step may call that of its base class, which has the same hooks.
 
         def on_step_begin(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            nonlocal depth
+            depth += 1
+            if depth > 1 or engine.applying:
+                return
             if _optimized(optimizer) != self._optimized:
                 raise UsageError(
                     "the optimizer's parameters changed after join (add_param_group?). Add them before join."
@@ -300,16 +388,79 @@ class Session:
             self._adoption.check()
             engine.on_step_begin()
 
-        yield model.register_forward_pre_hook(Hook(on_forward))
+        def on_step_end(*_: Any) -> None:
+            nonlocal depth
+            depth -= 1
+            if depth == 0 and not engine.applying:
+                engine.on_step_end()
+
+        # Before other hooks, such as weight_norm's, which computes from the parameters that these bring.
+        yield model.register_forward_pre_hook(Hook(on_forward), prepend=True)
         yield self._optimizer.register_step_pre_hook(Hook(on_step_begin))
-        yield self._optimizer.register_step_post_hook(Hook(lambda *_: engine.on_step_end()))
+        yield self._optimizer.register_step_post_hook(Hook(on_step_end))
         if overlap or engine.averages_gradients:
             for p in self._flat.names:
                 yield p.register_post_accumulate_grad_hook(Hook(engine.on_gradient))
-        if overlap and not hasattr(model, "_orig_mod"):  # hooks inside a compiled model would break its graph
+        if overlap:
             for module in model.modules():
-                if module is not model and not isinstance(module, torch.jit.ScriptModule):
-                    yield module.register_forward_pre_hook(Hook(on_module))
+                if module is not model and self._sees(module):
+                    yield module.register_forward_pre_hook(Hook(on_module), prepend=True)
+
+    def _attach_trace(self, trace: Trace, before_engine: bool) -> Iterator[Any]:
+        """For a picture of what the model computes: modules forward, gradients, the optimizer.
+
+        What the engine does in its hooks belongs to none of these, so some are called before it, some after.
+        """
+        optimizer, parameters = self._optimizer, self._flat.names
+        if before_engine:
+            for p, name in parameters.items():
+                yield p.register_post_accumulate_grad_hook(
+                    Hook(lambda *_, name=name: trace.lap(f"backward {name}"))
+                )
+            yield optimizer.register_step_post_hook(Hook(lambda *_: trace.lap("optimizer")))
+            return
+        for p in parameters:
+            yield p.register_post_accumulate_grad_hook(Hook(lambda *_: trace.restart()))
+        yield optimizer.register_step_pre_hook(Hook(lambda *_: trace.restart()))
+        running: defaultdict[nn.Module, list[float]] = defaultdict(list)
+
+        def begin(module: nn.Module, *_: Any) -> None:
+            running[module].append(time.perf_counter())
+
+        for name, module in self._model.named_modules():
+
+            def end(module: nn.Module, *_: Any, name: str = name) -> None:
+                trace.span("compute", f"forward {name}".strip(), running[module].pop(), time.perf_counter())
+                trace.restart()
+
+            if module is self._model or (self._sees(module) and next(module.children(), None) is None):
+                yield module.register_forward_pre_hook(Hook(begin))
+                yield module.register_forward_hook(Hook(end))
+
+    def _sees(self, module: nn.Module) -> bool:
+        """Whether a module inside the model can have hooks: they would break the graph of a compiled one."""
+        return not hasattr(self._model, "_orig_mod") and not isinstance(module, torch.jit.ScriptModule)
+
+    def _attach_waits(self) -> Iterator[Any]:
+        """For updates that come after `step()`: what reads or replaces the whole model waits for them."""
+        engine = self._engine
+
+        def catch_up(*_: Any) -> None:
+            engine.catch_up()
+
+        def on_step_begin(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], options: Any) -> None:
+            if options.get("closure", args[1] if len(args) > 1 else None) is not None:
+                raise UsageError(
+                    "optimizer.step(closure) computes gradients, but here they arrive after step(). Call "
+                    "backward() before step(), or use --no-overlap (join(overlap=False))."
+                )
+
+        for module in self._model.modules():
+            yield module.register_state_dict_pre_hook(Hook(catch_up))
+            yield module._register_load_state_dict_pre_hook(Hook(catch_up))  # public from torch 2.5 on only
+        yield self._optimizer.register_state_dict_pre_hook(Hook(catch_up))
+        yield self._optimizer.register_load_state_dict_pre_hook(Hook(catch_up))
+        yield self._optimizer.register_step_pre_hook(Hook(on_step_begin))
 
     # -- training ----------------------------------------------------------------------------------
 
@@ -354,6 +505,8 @@ class Session:
             handle.remove()
         self._adoption.release()
         self._stop_progress()
+        if self.stats.trace is not None:
+            self.stats.trace.write()
         self.world.barrier()
 
     # -- the averaged model ------------------------------------------------------------------------
@@ -378,6 +531,7 @@ class Session:
         """
         if buffers not in ("average", "local"):
             raise UsageError(f"buffers={buffers!r}: choose 'average' or 'local'.")
+        self._engine.catch_up()
         mean = self._mean(self._flat.vector)
         state = {name: value.detach().clone() for name, value in self._model.state_dict().items()}
         by_pointer = {p.data_ptr(): p for p in self._flat.names}
@@ -392,9 +546,18 @@ class Session:
 
     def consensus_distance(self) -> float:
         """sqrt(1/n Σ_i ‖x_i − x̄‖²): how far the nodes' models are from their mean. Collective."""
+        self._engine.catch_up()
         distance = torch.linalg.vector_norm(self._flat.vector - self._mean(self._flat.vector))
         squares = self.world.allgather(float(distance) ** 2)
         return math.sqrt(sum(squares) / self.size)
+
+    def gradient_norm(self) -> float:
+        """The L2 norm of the gradient that the last `step()` has applied, or will, on this rank."""
+        if self._engine.averages_gradients:
+            self.wait()
+            return float(torch.linalg.vector_norm(self._flat.need_gradient()))
+        norms = [torch.linalg.vector_norm(p.grad) for p in self._flat.names if p.grad is not None]
+        return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
 
     @property
     def allreduce_bytes(self) -> int:
@@ -445,13 +608,15 @@ def _optimized(optimizer: torch.optim.Optimizer) -> set[int]:
     return {id(p) for group in optimizer.param_groups for p in group["params"]}
 
 
-def _progress_thread(transport: Transport) -> Callable[[], None]:
-    """Drive the transport from a thread of its own; returns what stops it."""
-    stop = threading.Event()
+def _progress_thread(transport: Transport, engine: Engine) -> Callable[[], None]:
+    """Drive the transport, and what can go on without the model, from a thread; returns what stops it."""
+    stop, threads = threading.Event(), torch.get_num_threads()
 
     def drive() -> None:
+        torch.set_num_threads(threads)  # new threads start with torch's default
         while not stop.wait(0.001):
             transport.poll()
+            engine.serve()
 
     thread = threading.Thread(target=drive, name="gossip progress", daemon=True)
     thread.start()

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import defaultdict
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from gossip.trace import Trace
 
 SAMPLE_ERROR_EVERY = 10
 """The compression error costs two passes over the message, so one round in ten is measured."""
@@ -17,10 +21,12 @@ class Stats:
     """Seconds spent in the current step, gathered into per-step lists by `end_step`.
 
     `encode`, `decode`, `mix` and `exposed` (waiting with nothing left to compute) are running sums that the
-    engine and the node add to; `take` hands out and clears an interval.
+    engine and the node add to; `take` hands out and clears an interval. `trace`, where there is one, is told
+    each piece of time by itself.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, trace: Trace | None = None) -> None:
+        self.trace = trace
         self.encode = self.decode = self.mix = self.exposed = 0.0
         self.bytes_sent = self.messages_sent = 0
         self.saved_bytes = 0
@@ -39,6 +45,18 @@ class Stats:
         self._errors: list[Tensor] = []
         self._by_neighbor: defaultdict[int, float] = defaultdict(float)
         self._bytes_taken, self._messages_taken = self.bytes_sent, self.messages_sent
+
+    def spent(self, part: Literal["encode", "decode", "mix"], start: float, label: str) -> None:
+        """Book the seconds since `start` (time.perf_counter) to `part`; `label` tells a trace on what."""
+        end = time.perf_counter()
+        setattr(self, part, getattr(self, part) + end - start)
+        if self.trace is not None:
+            self.trace.span(part, label, start, end)
+
+    @property
+    def busy(self) -> float:
+        """Seconds of the framework's own work in the current step."""
+        return self.encode + self.decode + self.mix
 
     def waited_for(self, rank: int, seconds: float) -> None:
         """Exposed time until `rank`'s message came (waits for several ranks overlap)."""

@@ -16,6 +16,7 @@ from compressors import Compressor
 from gossip.algorithms import Algorithm
 from gossip.effects import Node
 from gossip.flat import Segment
+from gossip.outbox import Outbox, Posting
 from gossip.stats import Stats
 from gossip.transport.base import mean_bytes
 from gossip.transport.local import World
@@ -69,18 +70,20 @@ def _nodes(
     graph: Topology | Schedule, codec: Compressor, buckets: Iterable[Sequence[Segment]]
 ) -> Iterator[Node]:
     """Every rank's view of every bucket."""
-    for segments, transport in itertools.product(buckets, World(graph.size).nodes):
+    for (b, segments), transport in itertools.product(enumerate(buckets), World(graph.size).nodes):
         yield Node(
             transport=transport,
+            outbox=Outbox(transport, Posting()),
             topology=graph,
             compressor=codec.for_segments([segment.size for segment in segments]),
             stats=Stats(),
             segments=tuple(segments),
             device=torch.device("cpu"),
-            bucket=0,
+            bucket=b,
             seed=0,
             tag=0,
-            channel=0,
+            channel=None,
+            label="",
         )
 
 

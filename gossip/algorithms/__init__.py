@@ -19,6 +19,7 @@ from gossip.algorithms.ecd import ECD
 from gossip.algorithms.gradient_dropping import GradientDropping
 from gossip.algorithms.local import Local
 from gossip.algorithms.naive import Naive
+from gossip.algorithms.p3 import P3
 from gossip.algorithms.plump import PlumpDP
 from gossip.algorithms.powersgd import PowerSGD
 from gossip.algorithms.qsgd import QSGD
@@ -32,6 +33,7 @@ __all__ = [
     "DGC",
     "DPSGD",
     "ECD",
+    "P3",
     "QSGD",
     "Adoption",
     "Algorithm",

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from compressors import PaperSize, Shape
-from gossip.effects import Effect, Expect, Node
+from gossip.effects import SLOTS, Effect, Expect, Node
+from gossip.outbox import Posting
 
 if TYPE_CHECKING:
     from compressors import Compressor
-    from gossip.flat import Segment
+    from gossip.flat import Pieces, Segment
     from topologies import Schedule, Topology
 
 State = dict[str, Any]
@@ -86,6 +87,21 @@ class Algorithm(ABC):
     """What the messages are where the compressor is not used."""
     default_compressor: ClassVar[str] = "identity"
     """The compressor of `join` where the user names none."""
+    takes_means: ClassVar[bool] = False
+    """Calls `node.mean()`, for which every bucket needs a communicator of its own."""
+    sends_messages: ClassVar[bool] = True
+    """Calls `node.send()`: there is something to arrange in an order."""
+    slots: ClassVar[int] = SLOTS
+    """Different messages per peer, bucket and round."""
+
+    @property
+    def posting(self) -> Posting | None:
+        """How messages leave, where the method says so itself. It implies a wait per module (lazy.py)."""
+        return None
+
+    def pieces(self, nodes: int) -> Pieces | None:
+        """How layers are cut into slices, each a bucket of its own; None for buckets of whole parameters."""
+        return None
 
     @property
     def one_bucket(self) -> bool:

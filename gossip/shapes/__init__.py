@@ -48,12 +48,19 @@ class Shapes:
         return sum(map(math.prod, self.shapes))
 
     def module(self) -> nn.Module:
-        """A module with these parameters and nothing else, on the meta device: it takes no memory."""
-        module = nn.Module()
+        """Modules with these parameters and nothing else, on the meta device: they take no memory.
+
+        What a model's layer holds is in one module here too, which matters to methods that cut layers.
+        """
+        model = nn.Module()
+        layers = {"": model}
         for name, shape in self.tensors:
-            weight = nn.Parameter(torch.empty(shape, device="meta"))
-            module.register_parameter(name.replace(".", "/"), weight)
-        return module
+            layer, _, leaf = name.rpartition(".")
+            if layer not in layers:
+                layers[layer] = nn.Module()
+                model.add_module(layer.replace(".", "/"), layers[layer])
+            layers[layer].register_parameter(leaf, nn.Parameter(torch.empty(shape, device="meta")))
+        return model
 
     def __str__(self) -> str:
         """The shapes as a file that `load` reads."""

@@ -7,15 +7,20 @@ the bytes handed to the network.
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, NoReturn, Protocol
+from typing import Any, ClassVar, NoReturn, Protocol
 
 import torch
 from torch import Tensor
 
 RATE_BYTES = 1 << 16
 """Smaller payloads say more about latency than about the link's rate."""
+
+Wake = Callable[[], None]
+"""Called once, when something is done (perhaps before the call that starts it returns), on whatever thread
+drives the transport. It must not call the transport."""
 
 
 class Pending(Protocol):
@@ -39,6 +44,16 @@ class MeanResult(Pending, Protocol):
     def value(self) -> Tensor:
         """The mean over all ranks, float32 of the input's shape and device. Only when `done`."""
         ...
+
+
+class Party(Protocol):
+    """Somebody on this rank whom other ranks wait for, whatever this rank itself is waiting for."""
+
+    def serve(self) -> None:
+        """Do what can be done now; never waits."""
+
+    def drain(self) -> None:
+        """Wait until everything that the others are owed has been handed to the transport."""
 
 
 class Transport(ABC):
@@ -67,11 +82,16 @@ class Transport(ABC):
     fastest: float = 0.0
     notes: dict[str, dict[int, Any]]
     departed: dict[int, str]
+    needs_polling: ClassVar[bool] = True
+    """Whether messages move only while somebody polls."""
+
+    def __init__(self) -> None:
+        self._parties: weakref.WeakSet[Party] = weakref.WeakSet()
 
     # -- data plane: never blocks ------------------------------------------------------------------
 
     @abstractmethod
-    def post(self, payload: Tensor, to: int, tag: int) -> Pending:
+    def post(self, payload: Tensor, to: int, tag: int, wake: Wake | None = None) -> Pending:
         """Send uint8 [m] to rank `to`. The transport keeps `payload`: the caller must not write to it again.
 
         `done` means that the receiver has *matched* the message (a synchronous send), not merely that it
@@ -79,19 +99,18 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def expect(self, frm: int, tag: int, max_bytes: int) -> Receipt:
+    def expect(self, frm: int, tag: int, max_bytes: int, wake: Wake | None = None) -> Receipt:
         """Post a receive for the next message from `frm` under `tag`, of at most `max_bytes` bytes.
 
         Messages under one (`frm`, `tag`) match receives in order.
         """
 
     @abstractmethod
-    def start_mean(self, x: Tensor, channel: int) -> MeanResult:
+    def start_mean(self, x: Tensor, channel: int, wake: Wake | None = None) -> MeanResult:
         """Start the exact mean of `x` (float32 [n]) over all ranks. The caller may overwrite `x` at once.
 
         Every rank starts the means of one `channel` in the same order; channels complete in any order (each
-        has
-        its own communicator: two reductions on one communicator may be matched wrongly).
+        has its own communicator: two reductions on one communicator may be matched wrongly).
         """
 
     @abstractmethod
@@ -112,6 +131,21 @@ class Transport(ABC):
         return self._channels - count
 
     # -- waiting -----------------------------------------------------------------------------------
+
+    def attend(self, party: Party) -> None:
+        """From now on serve `party` in every `wait`, and let it drain before this rank leaves.
+
+        The transport does not keep it alive.
+        """
+        self._parties.add(party)
+
+    def _serve(self) -> None:
+        for party in list(self._parties):
+            party.serve()
+
+    def _drain(self) -> None:
+        for party in list(self._parties):
+            party.drain()
 
     @abstractmethod
     def wait(self, ready: Callable[[], bool], timeout: float) -> bool:

@@ -13,14 +13,14 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gossip.errors import DeadlockError, GossipError, PeerLostError
-from gossip.transport.base import Transport, mean_bytes
+from gossip.transport.base import Transport, Wake, mean_bytes
 
 Key = tuple[int, int, int]  # from, to, tag
 
@@ -29,16 +29,25 @@ INTERRUPT_SECONDS = 10.0
 
 
 @dataclass
-class _Send:
-    payload: Tensor
-    done: bool = False
+class _Pending:
+    wake: Wake | None
+    done: bool = field(default=False, init=False)
+
+    def finish(self) -> None:
+        self.done = True
+        if self.wake is not None:
+            self.wake()
 
 
 @dataclass
-class _Receipt:
+class _Send(_Pending):
+    payload: Tensor
+
+
+@dataclass
+class _Receipt(_Pending):
     max_bytes: int
-    done: bool = False
-    data: Tensor | None = None
+    data: Tensor | None = field(default=None, init=False)
 
     def payload(self) -> Tensor:
         assert self.data is not None
@@ -50,6 +59,7 @@ class _Reduction:
     """One mean: the contributions so far, and the result once all are there."""
 
     parts: dict[int, Tensor] = field(default_factory=dict)
+    wakes: list[Wake] = field(default_factory=list)
     mean: Tensor | None = None
 
 
@@ -107,7 +117,9 @@ class World:
                     f"rank {key[1]} expects at most {receipt.max_bytes} bytes from rank {key[0]}, "
                     f"which sent {send.payload.numel()}: do both run the same compressor?"
                 )
-            receipt.data, send.done, receipt.done = send.payload, True, True
+            receipt.data = send.payload
+            send.finish()
+            receipt.finish()
         self.progress += 1
 
     def pass_baton(self, rank: int) -> None:
@@ -122,7 +134,10 @@ class World:
 class LocalTransport(Transport):
     """One virtual node. With size 1 it is also the transport of a plain single process."""
 
+    needs_polling: ClassVar[bool] = False
+
     def __init__(self, world: World, rank: int) -> None:
+        super().__init__()
         self._world = world
         self.rank = self.local_rank = rank
         self.size = self.local_size = world.size
@@ -131,8 +146,8 @@ class LocalTransport(Transport):
         self._means: defaultdict[object, int] = defaultdict(int)
         self._gathers = 0
 
-    def post(self, payload: Tensor, to: int, tag: int) -> _Send:
-        send = _Send(payload.cpu())
+    def post(self, payload: Tensor, to: int, tag: int, wake: Wake | None = None) -> _Send:
+        send = _Send(wake, payload.cpu())
         self.bytes_sent += payload.numel()
         self.messages_sent += 1
         key = (self.rank, to, tag)
@@ -140,28 +155,29 @@ class LocalTransport(Transport):
         self._world.match(key)
         return send
 
-    def expect(self, frm: int, tag: int, max_bytes: int) -> _Receipt:
-        receipt = _Receipt(max_bytes)
+    def expect(self, frm: int, tag: int, max_bytes: int, wake: Wake | None = None) -> _Receipt:
+        receipt = _Receipt(wake, max_bytes)
         key = (frm, self.rank, tag)
         self._world.expected[key].append(receipt)
         self._world.match(key)
         return receipt
 
-    def start_mean(self, x: Tensor, channel: int) -> _MeanResult:
+    def start_mean(self, x: Tensor, channel: int, wake: Wake | None = None) -> _MeanResult:
         self.bytes_sent += mean_bytes(x.numel(), self.size)
         self.messages_sent += 2 * (self.size - 1)
-        return self._start_mean(x, channel)
-
-    def _start_mean(self, x: Tensor, channel: object) -> _MeanResult:
         sequence = self._means[channel] = self._means[channel] + 1
         reduction = self._world.reductions.setdefault((channel, sequence), _Reduction())
         reduction.parts[self.rank] = x.detach().clone()
+        if wake is not None:
+            reduction.wakes.append(wake)
         if len(reduction.parts) == self.size:
             total = torch.zeros_like(x)
             for rank in range(self.size):
                 total += reduction.parts.pop(rank)
             reduction.mean = total.div_(self.size)
             del self._world.reductions[channel, sequence]
+            for call in reduction.wakes:
+                call()
         self._world.progress += 1
         return _MeanResult(reduction)
 
@@ -171,6 +187,7 @@ class LocalTransport(Transport):
     def wait(self, ready: Callable[[], bool], timeout: float) -> bool:
         world, deadline = self._world, time.monotonic() + timeout
         while True:
+            self._serve()
             if ready():
                 return True
             if world.failure is not None:
@@ -234,6 +251,7 @@ class LocalTransport(Transport):
     def close(self, timeout: float = 300.0) -> None:
         if self.rank in self.departed:
             return
+        self._drain()
         self.leave("finished")
         self.wait(lambda: len(self.departed) == self.size, timeout)
 

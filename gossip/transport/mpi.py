@@ -51,6 +51,7 @@ from gossip.transport.base import (  # noqa: E402
     Pending,
     Receipt,
     Transport,
+    Wake,
     as_bytes,
     from_bytes,
     mean_bytes,
@@ -72,6 +73,7 @@ class _Operation:
 
     done = False
     in_the_way = True  # of leaving; posted receives are not, they are cancelled
+    wake: Wake | None = None
 
     def finish(self, status: MPI.Status) -> None:
         self.done = True
@@ -162,6 +164,7 @@ class MPITransport(Transport):
     """
 
     def __init__(self, world: MPI.Intracomm | None = None) -> None:
+        super().__init__()
         world = MPI.COMM_WORLD if world is None else world
         self._data, self._notes_comm, self._control = (self._own(world.Dup()) for _ in range(3))
         self._channel_comms: list[MPI.Intracomm] = []
@@ -201,11 +204,12 @@ class MPITransport(Transport):
 
     # -- data plane --------------------------------------------------------------------------------
 
-    def post(self, payload: Tensor, to: int, tag: int) -> Pending:
+    def post(self, payload: Tensor, to: int, tag: int, wake: Wake | None = None) -> Pending:
         if payload.dtype is not torch.uint8 or payload.dim() != 1:
             raise TypeError(f"a payload is uint8 [m], not {payload.dtype} {list(payload.shape)}")
         host = _to_host(payload) if payload.is_cuda else payload.detach().contiguous()
         send = _Send(host.numpy(), to, tag)
+        send.wake = wake
         self._require_open()
         with self._lock:
             self._posted[to][tag] += 1
@@ -224,9 +228,10 @@ class MPITransport(Transport):
         except MPI.Exception as error:
             self._lose(send, error)
 
-    def expect(self, frm: int, tag: int, max_bytes: int) -> Receipt:
+    def expect(self, frm: int, tag: int, max_bytes: int, wake: Wake | None = None) -> Receipt:
         self._require_open()
         receive = _Receive(frm, tag, max_bytes)
+        receive.wake = wake
         with self._lock:
             self._expected[frm][tag] += 1
             try:
@@ -234,6 +239,15 @@ class MPITransport(Transport):
             except MPI.Exception as error:
                 self._lose(receive, error)
         return receive
+
+    def reserve_tags(self, count: int) -> int:
+        highest = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
+        if highest is not None and self._tags + count > highest:
+            raise UsageError(
+                f"{self._tags + count} message tags are needed, and this MPI has {highest}: cut the model "
+                "into fewer pieces (a larger --bucket-mb, or p3:slice=…)."
+            )
+        return super().reserve_tags(count)
 
     def open_channels(self, count: int) -> int:
         for _ in range(count):
@@ -245,7 +259,7 @@ class MPITransport(Transport):
         self._dup, request = comm.Idup()
         return request
 
-    def start_mean(self, x: Tensor, channel: int) -> MeanResult:
+    def start_mean(self, x: Tensor, channel: int, wake: Wake | None = None) -> MeanResult:
         if x.dtype is not torch.float32:
             raise TypeError(f"a mean is taken in float32, not {x.dtype}")
         if channel >= len(self._channel_comms):
@@ -254,6 +268,7 @@ class MPITransport(Transport):
         with self._lock:
             self._started[channel] += 1
             mean = _Mean(x, self.size, channel, self._started[channel])
+            mean.wake = wake
             if self.size == 1:
                 mean.done = True
                 return mean
@@ -312,6 +327,8 @@ class MPITransport(Transport):
             if failure == MPI.SUCCESS:
                 operation.finish(status)
                 self._follow_up(operation)
+                if operation.wake is not None:
+                    operation.wake()
             else:
                 self._lose(operation, MPI.Exception(failure))
 
@@ -350,6 +367,7 @@ class MPITransport(Transport):
         deadline = began + timeout
         while True:
             self.poll()
+            self._serve()
             if ready():
                 return True
             now = time.monotonic()
@@ -464,6 +482,8 @@ class MPITransport(Transport):
         if self._closed:
             return
         deadline = time.monotonic() + timeout
+        if not self._leaving:
+            self._drain()
         with self._lock:
             if not self._leaving:
                 self._leaving = True

@@ -66,7 +66,7 @@ def declared(
 ) -> traffic.Traffic:
     """The same from the shapes."""
     method = make_algorithm(spec)
-    buckets = FlatModel(NET.module(), bucket_bytes(method, bucket_mb)).buckets
+    buckets = FlatModel(NET.module(), bucket_bytes(method, bucket_mb), method.pieces(n)).buckets
     return traffic.of_rounds(
         method,
         make_topology(topology, n),

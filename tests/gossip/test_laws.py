@@ -410,8 +410,8 @@ def test_nothing_changes_before_the_first_yield(spec: str) -> None:
         session.wait()
         (lane,) = session._engine.lanes
         node, posted = lane.node, list[bytes]()
-        post, t, sends = node.transport.post, node.t, node._sends
-        node.transport.post = lambda payload, to, tag: posted.append(bytes(payload.tolist()))  # type: ignore[assignment, return-value, method-assign]
+        post, t, sends = node.outbox.post, node.t, node._sends
+        node.outbox.post = lambda payload, *_, **__: posted.append(bytes(payload.tolist()))  # type: ignore[method-assign]
         x, state, messages = lane.x.clone(), copied(lane.state), []
         for _ in range(2):
             node.t, node._sends = lane.t + 1, 0
@@ -420,7 +420,7 @@ def test_nothing_changes_before_the_first_yield(spec: str) -> None:
             steps.close()
             messages.append(list(posted))
             posted.clear()
-        node.transport.post, node.t, node._sends = post, t, sends  # type: ignore[method-assign]
+        node.outbox.post, node.t, node._sends = post, t, sends  # type: ignore[method-assign]
         return equal(lane.x, x) and equal(lane.state, state) and messages[0] == messages[1]
 
     run = simulate(spec, 3, codec_for(spec, "qsgd:bits=8"), steps=3, watch=watch)

@@ -36,6 +36,8 @@ def test_flags_are_joins_options_with_its_defaults() -> None:
         (["--overlap"], "overlap", True),
         (["--progress", "thread"], "progress", "thread"),
         (["--bucket-mb", "0.5"], "bucket_mb", 0.5),
+        (["--order", "priority"], "order", "priority"),
+        (["--trace", "run.json.gz"], "trace", "run.json.gz"),
         (["--timeout", "20"], "timeout", 20.0),
         (["--device", "cuda:1"], "device", "cuda:1"),
         (["--seed", "7"], "seed", 7),

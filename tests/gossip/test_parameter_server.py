@@ -269,6 +269,7 @@ def received(method: SlimDP, d: int, rank: int, n: int, t: int) -> dict[tuple[in
     Nowhere.rank = rank  # type: ignore[attr-defined]
     node = Node(
         transport=Nowhere(),  # type: ignore[arg-type]
+        outbox=None,  # type: ignore[arg-type]
         topology=make_topology("complete", n),
         compressor=make_codec("identity"),
         stats=Stats(),
@@ -277,7 +278,8 @@ def received(method: SlimDP, d: int, rank: int, n: int, t: int) -> dict[tuple[in
         bucket=0,
         seed=0,
         tag=0,
-        channel=0,
+        channel=None,
+        label="",
     )
     node.t = t
 

@@ -22,6 +22,7 @@ POINT_TO_POINT = (
     *("local", "dpsgd", "naive", "dcd", "ecd", "choco", "deepsqueeze", "plump"),
     *("slim:alpha=0.4,beta=0.2,q=3", "slim:alpha=0.4,beta=0.2,q=3,residual=keep,keys=seed,every=2"),
     *("qsgd:gather=all", "signsgd:gather=scatter"),
+    *("p3:slice=8,in_flight=1", "p3:slice=layer,order=fifo"),
 )
 MEANS = ("allreduce", "powersgd", "dgc:ratio=0.1,warmup_steps=4", "gradient-dropping:ratio=0.1")
 SPECS = (*POINT_TO_POINT, "dpsgd:order=atc", "dcd:every=3", "choco:every=3", *MEANS)
