@@ -1,4 +1,4 @@
-"""``python -m gossip list``, ``env`` and ``bench``; all work with and without mpirun."""
+"""``python -m gossip list``, ``env``, ``bench`` and ``plan`` work with and without mpirun, ``link`` with it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from gossip.catalog import PAGES, catalog
 from gossip.cli import ArgumentParser, run
 from gossip.envreport import as_text, collect
 from gossip.mpirun import shell_exports
+from gossip.plan import command as plan
+from gossip.plan import link
 from gossip.transport.environment import env_rank
 
 
@@ -26,13 +28,20 @@ def main() -> int:
         help='settings for mpirun as root or on few cores: eval "$(python -m gossip env --shell)"',
     )
     bench.add_arguments(commands.add_parser("bench", help="how long compressors take, beside a plain copy"))
+    plan.add_arguments(commands.add_parser("plan", help="which method, graph and compressor for a network"))
+    link.add_arguments(commands.add_parser("link", help="under mpirun: what plan needs to know of a network"))
     args = parser.parse_args()
+    if args.command == "link":
+        link.run(args)
+        return 0
     if env_rank() != 0:
         return 0
     if args.command == "list":
         print("\n\n\n".join(catalog(what) for what in ([args.what] if args.what else PAGES)))
     elif args.command == "bench":
         bench.run(args)
+    elif args.command == "plan":
+        plan.run(args)
     elif args.shell:
         print(shell_exports())
     else:

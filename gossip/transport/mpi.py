@@ -132,7 +132,10 @@ class _Mean(_Collective):
     def __init__(self, x: Tensor, size: int, channel: int, index: int) -> None:
         super().__init__(channel, index)
         self.device, self.size = x.device, size
-        self.sum = _to_host(x)
+        self.own = _to_host(x)
+        # Not MPI_IN_PLACE: Open MPI then sends whole vectors up and down a tree (libnbc's iallreduce), in place
+        # of halves, quarters, …: 2.4 times as long on 4 hosts at 20 Mbit/s.
+        self.sum = torch.empty_like(self.own) if size > 1 else self.own
 
     def value(self) -> Tensor:
         if self.size > 1:
@@ -257,8 +260,8 @@ class MPITransport(Transport):
                 return mean
             self.bytes_sent += 2 * (self.size - 1) * mean.sum.nbytes // self.size
             self.messages_sent += 2 * (self.size - 1)
-            flat = mean.sum.numpy().reshape(-1)
-            self._track(self._channel_comms[channel].Iallreduce(MPI.IN_PLACE, flat, MPI.SUM), mean)
+            own, total = mean.own.numpy().reshape(-1), mean.sum.numpy().reshape(-1)
+            self._track(self._channel_comms[channel].Iallreduce(own, total, MPI.SUM), mean)
         return mean
 
     # -- progress ----------------------------------------------------------------------------------
