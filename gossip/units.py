@@ -14,7 +14,9 @@ def bandwidth(text: str) -> float:
     """``"100Mbit"`` -> 1e8, in bit/s; ``/s`` may follow. Raises UsageError."""
     value = _parse(text.strip().removesuffix("/s").removesuffix("ps"), _RATES)
     if value is None or value <= 0:
-        raise UsageError(f"bandwidth {text!r}: give a rate above 0 with its unit, such as 100Mbit or 1.4Gbit.")
+        raise UsageError(
+            f"bandwidth {text!r}: give a rate above 0 with its unit, such as 100Mbit or 1.4Gbit."
+        )
     return value
 
 
@@ -29,7 +31,9 @@ def duration(text: str) -> float:
 def show_bandwidth(bits_per_second: float) -> str:
     """1e8 -> ``"100 Mbit/s"``."""
     unit, size = max(
-        ((u, s) for u, s in _RATES.items() if s <= bits_per_second), default=("bit", 1.0), key=lambda us: us[1]
+        ((u, s) for u, s in _RATES.items() if s <= bits_per_second),
+        default=("bit", 1.0),
+        key=lambda us: us[1],
     )
     return f"{bits_per_second / size:.4g} {unit.capitalize() if size > 1e3 else unit}/s"
 

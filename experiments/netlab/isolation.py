@@ -53,7 +53,10 @@ def run(command: Sequence[str]) -> int:
     """
     check()
     process = subprocess.Popen(
-        [*_wrapper(), *command], env={**os.environ, _MARK: "1"}, start_new_session=True, stdin=subprocess.DEVNULL
+        [*_wrapper(), *command],
+        env={**os.environ, _MARK: "1"},
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
     )
     try:
         with _signals_as_exceptions():
@@ -75,9 +78,13 @@ def check() -> None:
     missing = {tool: package for tool, package in TOOLS.items() if shutil.which(tool) is None}
     if missing:
         packages = ", ".join(dict.fromkeys(missing.values()))
-        raise UsageError(f"the network laboratory needs {', '.join(missing)}, not found here: install {packages}.")
+        raise UsageError(
+            f"the network laboratory needs {', '.join(missing)}, not found here: install {packages}."
+        )
     if not os.access("/dev/net/tun", os.R_OK | os.W_OK):
-        raise UsageError("the network laboratory needs /dev/net/tun: modprobe tun, or docker run --device /dev/net/tun.")
+        raise UsageError(
+            "the network laboratory needs /dev/net/tun: modprobe tun, or docker run --device /dev/net/tun."
+        )
     for path in (Path.cwd(), Path(sys.prefix)):
         if SCRATCH in path.resolve().parents:
             raise UsageError(f"{path} lies in {SCRATCH}, which the laboratory covers: run it from elsewhere.")

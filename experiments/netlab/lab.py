@@ -86,7 +86,9 @@ class Lab:
             _expect(holder, "up")
             self._holders.append(holder)
             port = f"port{k}"
-            _do("ip", "link", "add", port, "type", "veth", "peer", "name", "control", "netns", str(holder.pid))
+            _do(
+                "ip", "link", "add", port, "type", "veth", "peer", "name", "control", "netns", str(holder.pid)
+            )
             _do("ip", "link", "set", port, "master", "control", "up")
             self._in_host(k, f"ip addr add {CONTROL}.{k + 1}/24 dev control && ip link set control up")
 
@@ -111,7 +113,9 @@ class Lab:
             (self.folder / name).write_text(str(holder.pid))
         names = [f"{CONTROL}.{k + 1} {name}" for k, name in enumerate(self.names)]
         hosts = self.folder / "hosts"
-        hosts.write_text("\n".join(["127.0.0.1 localhost", f"{CONTROL}.254 {os.uname().nodename}", *names, ""]))
+        hosts.write_text(
+            "\n".join(["127.0.0.1 localhost", f"{CONTROL}.254 {os.uname().nodename}", *names, ""])
+        )
         _do("mount", "--bind", str(hosts), "/etc/hosts")
         self._open.callback(_do, "umount", "/etc/hosts")
         agent = self.folder / "agent"

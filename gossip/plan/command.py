@@ -31,15 +31,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--bandwidth", metavar="RATE", help="what a node may send, such as 100Mbit")
     add("--latency", metavar="TIME", help="one way, such as 5ms (half the ping)")
-    add("--link", type=Path, metavar="FILE", help="measured, by mpirun … python -m gossip link, in their place")
+    add(
+        "--link",
+        type=Path,
+        metavar="FILE",
+        help="measured, by mpirun … python -m gossip link, in their place",
+    )
     add("--nodes", type=int, required=True, metavar="N", help="how many take part")
     size = parser.add_mutually_exclusive_group(required=True)
-    size.add_argument("--parameters", type=float, metavar="N", help="of the model, such as 25.6e6; taken as one matrix")
-    size.add_argument("--model", metavar="MODULE:FUNCTION[:ARGUMENT]", help="such as torchvision.models:resnet50")
+    size.add_argument(
+        "--parameters", type=float, metavar="N", help="of the model, such as 25.6e6; taken as one matrix"
+    )
+    size.add_argument(
+        "--model", metavar="MODULE:FUNCTION[:ARGUMENT]", help="such as torchvision.models:resnet50"
+    )
     add("--compute", default="0s", metavar="TIME", help="forward, backward and optimizer, such as 200ms (0s)")
     add("--algorithm", nargs="+", metavar="SPEC", help="only these methods")
     add("--topology", nargs="+", metavar="SPEC", help="only these graphs")
-    add("--compressor", nargs="+", default=ranking.COMPRESSORS, metavar="SPEC", help="only these, where one is used")
+    add(
+        "--compressor",
+        nargs="+",
+        default=ranking.COMPRESSORS,
+        metavar="SPEC",
+        help="only these, where one is used",
+    )
     add("--no-overlap", dest="overlap", action="store_false", help="exchange and compute in turn")
     add("--all", action="store_true", help=f"all combinations, not the best {SHOWN}")
     add("--json", action="store_true", help="as JSON: seconds and bytes")
@@ -51,19 +66,29 @@ def run(args: argparse.Namespace) -> None:
     if args.nodes < 1:
         raise UsageError(f"--nodes {args.nodes}: give 1 or more.")
     model = from_spec(args.model) if args.model else matrix(args.parameters)
-    algorithms = args.algorithm or [name for name in ranking.ALGORITHMS if args.model or name not in OF_SHAPES]
-    plans = ranking.rank(model, args.nodes, link, compute, algorithms, args.topology, args.compressor, args.overlap)
+    algorithms = args.algorithm or [
+        name for name in ranking.ALGORITHMS if args.model or name not in OF_SHAPES
+    ]
+    plans = ranking.rank(
+        model, args.nodes, link, compute, algorithms, args.topology, args.compressor, args.overlap
+    )
     if args.json:
         print(json.dumps({"link": asdict(link), "plans": [asdict(plan) for plan in plans]}, indent=1))
         return
     values = sum(p.numel() for p in model.parameters() if p.requires_grad)
     shape = "" if args.model else " in one matrix"
-    print(f"{args.nodes} nodes, {units.show_bandwidth(link.bandwidth)}, {units.show_duration(link.latency)} one way")
+    print(
+        f"{args.nodes} nodes, {units.show_bandwidth(link.bandwidth)}, {units.show_duration(link.latency)} one way"
+    )
     print(f"{values:,} values{shape}; {units.show_duration(compute)} of computing per step, ", end="")
     print("overlapped with the exchange" if args.overlap else "then the exchange")
     print(
         f"messages get {100 * link.goodput:.0f} % of the rate, each takes {units.show_duration(link.overhead)} more "
-        + ("(measured)" if link.measured else "(assumed; measure: mpirun -n 4 … python -m gossip link --out FILE)")
+        + (
+            "(measured)"
+            if link.measured
+            else "(assumed; measure: mpirun -n 4 … python -m gossip link --out FILE)"
+        )
     )
     shown = (len(plans), len(plans)) if args.all else (SHOWN, DOUBTFUL_SHOWN)
     print("\n" + "\n".join(table(plans, *shown)))
@@ -82,7 +107,9 @@ def table(plans: Sequence[Plan], shown: int, doubtful_shown: int) -> Iterator[st
         yield from _rows(doubtful, doubtful_shown, marks=["!"] * doubtful_shown)
     listed = [*sound[:shown], *doubtful[:doubtful_shown]]
     yield ""
-    yield from (f"- {text}" for text in dict.fromkeys(text for p in listed for text in (*p.warnings, *p.notes)))
+    yield from (
+        f"- {text}" for text in dict.fromkeys(text for p in listed for text in (*p.warnings, *p.notes))
+    )
     yield "step: time of an optimizer step; exchange: of it on the network; exposed: not hidden behind computing;"
     yield "sent/step: of the busiest node, at most; gap: share of the nodes' disagreement that one exchange removes."
     yield "A step of a method with a small gap brings less: compare methods by training, speed by this table."

@@ -25,10 +25,8 @@ import numpy as np
 from compressors import Compressor
 from gossip.algorithms import CHOCO, DCD, DPSGD, ECD, Algorithm, Naive
 from gossip.errors import UsageError
+from gossip.mpirun import EAGER_BYTES
 from gossip.plan.trips import Round
-
-EAGER_BYTES = 65536
-"""Open MPI's btl_tcp_eager_limit: longer messages ask first whether they are expected."""
 
 FORWARD = 1 / 3
 """Share of forward + backward after which the first gradients come."""
@@ -55,7 +53,7 @@ class Link:
         latency: L, seconds one way.
         goodput: g, the share of R that messages get.
         overhead: o, seconds that software adds to each one-way message.
-        eager: bytes of the longest message that is sent without asking.
+        eager: bytes of the longest message that is sent without asking, as this framework sets it.
         measured: whether g and o were fitted.
     """
 

@@ -7,8 +7,8 @@ times `Link.measure` finds the rate that messages get and the time they take bes
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
-import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -20,6 +20,7 @@ from gossip import transport, units
 from gossip.errors import GossipError, UsageError
 from gossip.plan.cost import Exchange, Link
 from gossip.transport import Transport
+from gossip.transport.base import Pending, Receipt
 
 SMALL, LARGE = 1 << 10, 1 << 20
 REPEATS = 5
@@ -33,37 +34,47 @@ def ring_neighbors(world: Transport) -> tuple[int, ...]:
 
 def time_exchange(
     world: Transport, neighbors: Sequence[int], size: int, repeats: int = REPEATS, pieces: int = 1
-) -> list[float]:
-    """Seconds until every rank has sent `size` bytes to each neighbour and has got as many. Collective.
+) -> float:
+    """Seconds in which every rank sends `size` bytes to each neighbour and receives as many. Collective.
 
-    Receives are posted first, all sends start at once, each payload in `pieces` messages. One value per repeat,
-    of the slowest rank; an exchange before them warms the connections up.
+    The mean of `repeats` exchanges one after the other, of the slowest rank; one before them warms up, and takes
+    up what ranks leave a barrier apart. Receives are posted an exchange ahead. Each payload goes in `pieces`
+    messages.
     """
-    cuts = [size * k // pieces for k in range(pieces + 1)]
-    lengths = [b - a for a, b in zip(cuts, cuts[1:], strict=False)]
-    tag = world.reserve_tags(pieces)
-    payload = torch.zeros(size, dtype=torch.uint8)
-    times = []
-    for _ in range(repeats + 1):
-        expected = [world.expect(j, tag + k, n) for j in neighbors for k, n in enumerate(lengths)]
-        world.barrier()
-        start = time.perf_counter()
-        posted = [
-            world.post(part, j, tag + k) for k, part in enumerate(payload.split(lengths)) for j in neighbors
-        ]
-        if not world.wait(lambda expected=expected: all(e.done for e in expected), TIMEOUT):  # type: ignore[misc]
-            raise GossipError(f"rank {world.rank}: an exchange of {size} bytes is not done after {TIMEOUT:g} s.")
-        times.append(time.perf_counter() - start)
-        world.wait(lambda posted=posted: all(p.done for p in posted), TIMEOUT)  # type: ignore[misc]
-    return [max(each) for each in zip(*world.allgather(times[1:]), strict=True)]
+    lengths = [b - a for a, b in itertools.pairwise(size * k // pieces for k in range(pieces + 1))]
+    tag = world.reserve_tags(2 * pieces)
+    parts = torch.zeros(size, dtype=torch.uint8).split(lengths)
+
+    def expect(turn: int) -> list[Receipt]:
+        first = tag + turn % 2 * pieces
+        return [world.expect(j, first + k, n) for k, n in enumerate(lengths) for j in neighbors]
+
+    def wait(pending: Sequence[Pending]) -> None:
+        if not world.wait(lambda: all(each.done for each in pending), TIMEOUT):
+            raise GossipError(f"rank {world.rank}: {size} bytes have not arrived after {TIMEOUT:g} s.")
+
+    sent: list[Pending] = []
+    awaited = expect(0)
+    world.barrier()
+    start = 0.0
+    for turn in range(repeats + 1):
+        if turn == 1:
+            start = time.perf_counter()
+        following = expect(turn + 1) if turn < repeats else []
+        first = tag + turn % 2 * pieces
+        sent += [world.post(part, j, first + k) for k, part in enumerate(parts) for j in neighbors]
+        wait(awaited)
+        awaited = following
+    seconds = (time.perf_counter() - start) / repeats
+    wait(sent)
+    return max(world.allgather(seconds))
 
 
 def measure(world: Transport, small: int = SMALL, large: int = LARGE) -> tuple[Exchange, Exchange]:
-    """The two measurements: medians of `REPEATS`. Collective; needs two ranks or more."""
+    """The two measurements. Collective; needs two ranks or more."""
     neighbors = ring_neighbors(world)
     first, second = (
-        Exchange(size, len(neighbors), statistics.median(time_exchange(world, neighbors, size)))
-        for size in (small, large)
+        Exchange(size, len(neighbors), time_exchange(world, neighbors, size)) for size in (small, large)
     )
     return first, second
 
@@ -82,7 +93,9 @@ def load(path: Path) -> Link:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``link``."""
     parser.add_argument("--out", type=Path, metavar="FILE", help="for python -m gossip plan --link FILE")
-    parser.add_argument("--large", type=float, default=LARGE, metavar="BYTES", help="of the large message (%(default)s)")
+    parser.add_argument(
+        "--large", type=float, default=LARGE, metavar="BYTES", help="of the large message (%(default)s)"
+    )
 
 
 def run(args: argparse.Namespace) -> None:

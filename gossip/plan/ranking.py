@@ -56,7 +56,9 @@ class Plan:
     @property
     def name(self) -> str:
         """The specs that matter, on one line."""
-        return " ".join(filter(None, (self.algorithm, self.compressor, self.topology and f"on {self.topology}")))
+        return " ".join(
+            filter(None, (self.algorithm, self.compressor, self.topology and f"on {self.topology}"))
+        )
 
 
 def rank(
@@ -112,10 +114,15 @@ def predict(
         return [trips.of_round(method, graph, codec, segments, t) for segments in buckets]
 
     recurring = [rounds(t) for t in trips.recurring(method, graph)]
-    steps = [cost.step(method, each, sizes, link, compute, codec_seconds or timed, overlap) for each in recurring]
+    steps = [
+        cost.step(method, each, sizes, link, compute, codec_seconds or timed, overlap) for each in recurring
+    ]
     sent = statistics.fmean(sum(one.sent for one in each) for each in recurring)
     mean = Step(
-        *(statistics.fmean(getattr(s, part) for s in steps) for part in ("total", "exchange", "exposed", "codec"))
+        *(
+            statistics.fmean(getattr(s, part) for s in steps)
+            for part in ("total", "exchange", "exposed", "codec")
+        )
     )
     uses_graph = method.kind == "parameter"
     return Plan(
