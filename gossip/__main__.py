@@ -1,4 +1,4 @@
-"""``python -m gossip list``, ``env``, ``bench`` and ``plan`` work with and without mpirun, ``link`` with it."""
+"""``python -m gossip list``, ``env``, ``bench``, ``plan``, with and without mpirun; ``link`` under it."""
 
 from __future__ import annotations
 

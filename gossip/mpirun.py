@@ -5,10 +5,11 @@ from __future__ import annotations
 import shlex
 
 EAGER_BYTES = 4 << 20
-"""Messages up to this length are sent at once. Open MPI announces longer ones and sends them when their receiver
-consents: two more trips through the network, and on the one TCP connection of two ranks the consent queues behind
-a whole message of the other direction, so an exchange both ways gets little more than half of the rate. Safe
-here because receives are posted before messages come, one per peer and tag. Costs 64 MiB of address space."""
+"""Messages up to this length are sent at once. Open MPI announces longer ones and sends them when their
+receiver consents: two more trips through the network, and on the one TCP connection of two ranks the consent
+queues behind a whole message of the other direction, so an exchange both ways gets little more than half of
+the rate. Safe here because receives are posted before messages come, one per peer and tag. Costs 64 MiB of
+address space."""
 
 MPIRUN_ENVIRONMENT = {
     # Containers and rented machines often have no other user than root.

@@ -6,10 +6,11 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from experiments import models
-from experiments.netlab import goodput, isolation, report
+from experiments.netlab import goodput, isolation, report, requirements
 from experiments.netlab.compute import Compute
 from experiments.netlab.lab import MAX_HOSTS
 from experiments.netlab.methods import METHODS, choose
@@ -20,10 +21,38 @@ from gossip import units
 from gossip.cli import ArgumentParser, run
 from gossip.errors import UsageError
 
-FULL = {"bandwidths": "1.4Gbit 100Mbit 20Mbit 5Mbit", "latencies": "0.13ms 1ms 5ms 20ms", "hosts": 8}
-QUICK = {"bandwidths": "1.4Gbit 50Mbit", "latencies": "0.13ms 20ms", "hosts": 4}
-LOSS_STEPS, QUICK_LOSS_STEPS = 120, 12
-SECONDS, QUICK_SECONDS = 3.0, 1.0
+
+@dataclass(frozen=True)
+class Defaults:
+    """What is measured where the user does not say."""
+
+    bandwidths: tuple[str, ...]
+    latencies: tuple[str, ...]
+    hosts: int
+    seconds: float
+    loss_steps: int
+    settings: tuple[str, ...]
+    rates: tuple[float, ...]
+
+
+FULL = Defaults(
+    bandwidths=("1.4Gbit", "100Mbit", "20Mbit", "5Mbit"),
+    latencies=("0.13ms", "1ms", "5ms", "20ms"),
+    hosts=8,
+    seconds=3.0,
+    loss_steps=120,
+    settings=tuple(goodput.SETTINGS),
+    rates=goodput.RATES,
+)
+QUICK = Defaults(
+    bandwidths=("1.4Gbit", "50Mbit"),
+    latencies=("0.13ms", "20ms"),
+    hosts=4,
+    seconds=1.0,
+    loss_steps=12,
+    settings=goodput.QUICK,
+    rates=goodput.QUICK_RATES,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isolation.inside():
         isolation.set_up()
         return _measure(results, sweep, benchmark)
-    isolation.check()
+    requirements.check()
     if results.path.exists() and not args.overwrite:
         raise UsageError(f"{args.out} holds results already: give another --out, or --overwrite.")
     for file in ("results.json", "log.txt"):
@@ -83,7 +112,8 @@ def _about(args: argparse.Namespace, sweep: Sweep | None, benchmark: Goodput | N
             "compute_seconds": sweep.compute.seconds,
             "compute": str(sweep.compute),
             "jitter": args.jitter if sweep.networks[0].jitter else "",
-            "losses": f"{sweep.loss_steps} steps of batch {sweep.loss_batch_size} per host, lr {sweep.lr:g}, bfloat16",
+            "slow": [list(pair) for pair in sweep.compute.slow],
+            "losses": f"{sweep.loss_steps} steps, batch {sweep.loss_batch_size} per host, bfloat16",
         }
     if benchmark is not None:
         about["goodput"] = f"{benchmark.hosts} hosts, {units.show_duration(benchmark.latency)} one way"
@@ -110,62 +140,50 @@ def _parser() -> argparse.ArgumentParser:
             continue
         add = command.add_argument
         add("--overwrite", action="store_true", help="replace the results in DIR")
-        add("--quick", action="store_true", help="few networks, settings and steps, on 4 hosts: minutes")
-        add("--hosts", type=int, metavar="N", help="(8; 4 with --quick)")
+        add("--quick", action="store_true", help="few networks, settings and steps on 4 hosts: minutes")
+        add("--hosts", type=int, metavar="N", help=f"({FULL.hosts}; {QUICK.hosts} with --quick)")
         if name != "sweep":
-            add("--settings", nargs="+", metavar="NAME", help=f"of MPI, among: {', '.join(goodput.SETTINGS)}")
+            add("--settings", nargs="+", metavar="NAME", help=f"of MPI: {', '.join(goodput.SETTINGS)}")
             add("--goodput-latency", default="0.13ms", metavar="TIME", help="(%(default)s)")
         if name != "goodput":
-            add("--bandwidths", nargs="+", metavar="RATE", help=f"({FULL['bandwidths']})")
-            add("--latencies", nargs="+", metavar="TIME", help=f"one way ({FULL['latencies']})")
-            add(
-                "--jitter",
-                default="0ms",
-                metavar="TIME",
-                help="every packet takes up to so much more (%(default)s)",
-            )
-            add("--methods", nargs="+", default=list(METHODS), metavar="KEY", help=f"({' '.join(METHODS)})")
-            add(
-                "--compute",
-                default="135ms",
-                metavar="TIME|real",
-                help="of a step: fixed, or real (%(default)s)",
-            )
-            add("--model", default="resnet20", help="whose parameters are sent (%(default)s)")
-            add(
-                "--batch-size",
-                type=int,
-                default=32,
-                metavar="B",
-                help="images per host and step (%(default)s)",
-            )
-            add("--slow", nargs="+", default=[], metavar="HOST:FACTOR", help="stragglers, such as 3:2")
-            add("--seconds", type=float, metavar="S", help=f"per method and network ({SECONDS:g})")
-            add(
-                "--loss-steps",
-                type=int,
-                metavar="N",
-                help=f"of training for the losses; 0: none ({LOSS_STEPS})",
-            )
+            _add_sweep_arguments(command)
     return parser
 
 
+def _add_sweep_arguments(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("--bandwidths", nargs="+", metavar="RATE", help=f"({' '.join(FULL.bandwidths)})")
+    add("--latencies", nargs="+", metavar="TIME", help=f"one way ({' '.join(FULL.latencies)})")
+    add("--jitter", default="0ms", metavar="TIME", help="a packet takes up to so much more (%(default)s)")
+    add("--methods", nargs="+", default=list(METHODS), metavar="KEY", help=f"({' '.join(METHODS)})")
+    add("--compute", default="135ms", metavar="TIME|real", help="fixed time of a step, or real (%(default)s)")
+    add("--model", default="resnet20", help="whose parameters are sent (%(default)s)")
+    add("--batch-size", type=int, default=32, metavar="B", help="per host and step (%(default)s)")
+    add("--slow", nargs="+", default=[], metavar="HOST:FACTOR", help="stragglers, such as 3:2")
+    add("--seconds", type=float, metavar="S", help=f"per method and network ({FULL.seconds:g})")
+    add("--loss-steps", type=int, metavar="N", help=f"of training; 0: no losses ({FULL.loss_steps})")
+
+
+def _defaults(args: argparse.Namespace) -> Defaults:
+    return QUICK if args.quick else FULL
+
+
 def _hosts(args: argparse.Namespace) -> int:
-    hosts = args.hosts if args.hosts is not None else (QUICK if args.quick else FULL)["hosts"]
-    if not 2 <= int(hosts) <= MAX_HOSTS:
+    hosts: int = _defaults(args).hosts if args.hosts is None else args.hosts
+    if not 2 <= hosts <= MAX_HOSTS:
         raise UsageError(f"--hosts {hosts}: give 2 to {MAX_HOSTS}.")
-    return int(hosts)
+    return hosts
 
 
 def _sweep(args: argparse.Namespace) -> Sweep | None:
     if args.command == "goodput":
         return None
-    defaults, hosts = QUICK if args.quick else FULL, _hosts(args)
+    defaults, hosts = _defaults(args), _hosts(args)
     models.build(args.model)
     if args.batch_size < 1:
         raise UsageError(f"--batch-size {args.batch_size}: give 1 or more.")
-    bandwidths = map(units.bandwidth, args.bandwidths or str(defaults["bandwidths"]).split())
-    latencies = [units.duration(text) for text in args.latencies or str(defaults["latencies"]).split()]
+    bandwidths = [units.bandwidth(text) for text in args.bandwidths or defaults.bandwidths]
+    latencies = [units.duration(text) for text in args.latencies or defaults.latencies]
     jitter = units.duration(args.jitter)
     return Sweep(
         hosts=hosts,
@@ -177,10 +195,8 @@ def _sweep(args: argparse.Namespace) -> Sweep | None:
             seconds=None if args.compute == "real" else units.duration(args.compute),
             slow=tuple(_slow(text, hosts) for text in args.slow),
         ),
-        seconds=args.seconds or (QUICK_SECONDS if args.quick else SECONDS),
-        loss_steps=(QUICK_LOSS_STEPS if args.quick else LOSS_STEPS)
-        if args.loss_steps is None
-        else args.loss_steps,
+        seconds=defaults.seconds if args.seconds is None else args.seconds,
+        loss_steps=defaults.loss_steps if args.loss_steps is None else args.loss_steps,
     )
 
 
@@ -203,10 +219,10 @@ def _goodput(args: argparse.Namespace) -> Goodput | None:
             raise UsageError(f"--settings {name!r}: there is {', '.join(map(repr, goodput.SETTINGS))}.")
     return Goodput(
         hosts=_hosts(args) if args.command == "goodput" and args.hosts else goodput.HOSTS,
-        settings=tuple(args.settings or (goodput.QUICK if args.quick else goodput.SETTINGS)),
+        settings=tuple(args.settings or _defaults(args).settings),
         congestions=congestions(args.quick),
         latency=units.duration(args.goodput_latency),
-        rates=goodput.QUICK_RATES if args.quick else goodput.RATES,
+        rates=_defaults(args).rates,
     )
 
 

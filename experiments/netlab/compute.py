@@ -1,8 +1,8 @@
 """What a host does between two exchanges: really computes, or leaves the core free for a fixed time.
 
-`Paced` stands for an accelerator: a training step takes its time, but none of the CPU's. So eight hosts fit on
-two cores, each as fast as if it were alone. Its parameters have the shapes of a real model, and its hooks fire
-layer by layer, as the real model's do.
+`Paced` stands for an accelerator: a training step takes its time, but none of the CPU's. So eight hosts fit
+on two cores, each as fast as if it were alone. Its parameters have the shapes of a real model, and its hooks
+fire layer by layer, as the real model's do.
 """
 
 from __future__ import annotations
@@ -134,7 +134,8 @@ class Clock:
 class Paced(nn.Module):
     """A model of the same parameters as `like` that takes `seconds` per forward and backward.
 
-    Takes float32 [1] and gives a loss, float32 []. The gradients are fixed normal numbers, others on every rank.
+    Takes float32 [1] and gives a loss, float32 []. The gradients are fixed normal numbers, others on every
+    rank.
     """
 
     def __init__(self, like: nn.Module, seconds: float, rank: int) -> None:

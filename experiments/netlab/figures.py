@@ -1,4 +1,4 @@
-"""The pictures. Colours that can be told apart with any kind of colour vision, and in print by markers and dashes."""
+"""The pictures, in colours that anybody can tell apart, and in print by markers and dashes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DPI = 150
 
 
 def draw(results: Results) -> list[Path]:
-    """Draw what there are numbers for, beside the results; the files. None, after saying so, without matplotlib."""
+    """Draw what there are numbers for, beside the results; the files. Without matplotlib none: says so."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:

@@ -1,17 +1,18 @@
 """Which share of a link's rate neighbour exchange gets, both ways at once, by settings of MPI and of TCP.
 
-Every host of a ring sends a payload to both neighbours and receives one from each, through the framework's own
-transport, at several rates. Headers of TCP and IP alone take 3.5 % of the rate. Open MPI's defaults get little
-more than half, for a reason that its sources and these settings show:
+Every host of a ring sends a payload to both neighbours and receives one from each, through the framework's
+own transport, at several rates. Headers of TCP and IP alone take 3.5 % of the rate. Open MPI's defaults get
+little more than half, for a reason that its sources and these settings show:
 
-- A message above `btl_tcp_eager_limit` (64 KiB) is announced, its receiver consents, and then it is sent, as one
-  PUT. Two ranks share one TCP connection for both directions, and on it messages go whole, in order. So the
-  consent to the opposite direction's message waits behind all of this direction's: the two directions take turns.
+- A message above `btl_tcp_eager_limit` (64 KiB) is announced, its receiver consents, and then it is sent, as
+  one PUT. Two ranks share one TCP connection for both directions, and on it messages go whole, in order. So
+  the consent to the opposite direction's message waits behind all of this direction's: the two directions
+  take turns.
 - With the limit above the message there is nothing to consent to: `gossip.mpirun` sets it to 4 MiB. (The
   framework's sends are synchronous; the receiver's word that it has matched delays nobody.)
-- Without PUT (`btl_tcp_flags`) a message goes in fragments of `btl_tcp_max_send_size`, and the consent waits for
-  `pml_ob1_send_pipeline_depth` of them at most; this also serves messages above the limit. So do `pieces`: the
-  payload in several messages below it.
+- Without PUT (`btl_tcp_flags`) a message goes in fragments of `btl_tcp_max_send_size`, and the consent waits
+  for `pml_ob1_send_pipeline_depth` of them at most; this also serves messages above the limit. So do
+  `pieces`: the payload in several messages below it.
 - The congestion control is the machine's, Open MPI sets none. bbr keeps no more in flight than twice the rate
   times the *shortest* round trip, and on a ring acknowledgements wait in the queue of the opposite direction.
 """
@@ -112,7 +113,7 @@ def _row(world: Transport, setting: str, payload: int, pieces: int, rate: float,
 
 
 def _time_plain(world: Transport, payload: int) -> float:
-    """`link.time_exchange` without MPI: non-blocking sockets and one selector. What the network itself can do."""
+    """`link.time_exchange` without MPI, by non-blocking sockets: what the network itself can do."""
     with _Sockets(world) as sockets:
         world.barrier()
         sockets.exchange(payload)
@@ -149,13 +150,12 @@ class _Sockets:
         done = dict.fromkeys((*self._out, *self._in), 0)
         with selectors.DefaultSelector() as selector:
             for connection in self._out:
-                selector.register(connection, selectors.EVENT_WRITE)
+                selector.register(connection, selectors.EVENT_WRITE, connection)
             for connection in self._in:
-                selector.register(connection, selectors.EVENT_READ)
+                selector.register(connection, selectors.EVENT_READ, connection)
             while selector.get_map():
                 for key, event in selector.select():
-                    connection = key.fileobj
-                    assert isinstance(connection, socket.socket)
+                    connection: socket.socket = key.data
                     done[connection] += self._advance(connection, event, data[done[connection] :])
                     if done[connection] == size:
                         selector.unregister(connection)

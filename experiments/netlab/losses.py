@@ -18,7 +18,7 @@ from experiments.netlab.methods import METHODS
 
 
 def task(job: Job) -> None:
-    """Train `job.methods` for `options["steps"]` steps each, at `options["lr"]`; the answer is key -> losses."""
+    """Train `job.methods`, `options["steps"]` steps each at `options["lr"]`; answers key -> losses."""
     torch.set_num_threads(1)
     world = gossip.world()
     answer: dict[str, Any] = {}

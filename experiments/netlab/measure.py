@@ -17,9 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 import gossip
 from experiments.netlab.compute import Workload
 from experiments.netlab.jobs import Job
-from experiments.netlab.methods import LOCAL, METHODS, Method, objects
+from experiments.netlab.methods import LOCAL, METHODS, Method, with_graph
 from experiments.netlab.network import DEVICE, address
-from gossip.plan import link, ranking, trips
+from gossip.plan import link, ranking
 from gossip.spec import make_topology
 from gossip.transport import Transport
 
@@ -34,7 +34,7 @@ PARTS = ("exposed_wait_ms", "encode_ms", "decode_ms", "mix_ms")
 
 
 def task(job: Job) -> None:
-    """Measure `job.methods`, with overlap and without; with the option `calibrate` also what the planner needs."""
+    """Measure `job.methods` with overlap and without; with `calibrate` also what the planner needs."""
     torch.set_num_threads(1)
     world = gossip.world()
     answer: dict[str, Any] = {"cells": []}
@@ -166,8 +166,6 @@ def _calibrate(world: Transport, job: Job) -> dict[str, Any]:
 
 def _codec_seconds(method: Method, model: nn.Module, hosts: int) -> tuple[float, float]:
     """To encode, and to decode, one message of the method about the model; 0 where it has no codec."""
-    algorithm, codec = objects(method)
-    (segments,) = ranking.cut(model, None)
-    graph = make_topology("ring", hosts)
-    one = trips.of_round(algorithm, graph, codec, segments, t=1)
-    return ranking.timed(one.codec, sum(s.size for s in segments)) if one.codec else (0.0, 0.0)
+    candidate = ranking.Candidate.of(model, *with_graph(method, make_topology("ring", hosts)))
+    ((one,),) = candidate.rounds
+    return ranking.timed(one.codec, sum(candidate.sizes)) if one.codec else (0.0, 0.0)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from compressors import Compressor
+from gossip.algorithms import Algorithm
 from gossip.errors import UsageError
 from gossip.spec import make_algorithm, make_codec, nearest
+from topologies import Schedule, Topology
 
 
 @dataclass(frozen=True)
@@ -17,7 +20,7 @@ class Method:
         key: what is typed, and written in the results.
         label: what readers see.
         algorithm, compressor: as given to `gossip.join`; no algorithm for what is not ours.
-        gossips: whether it talks to neighbours only.
+        gossips: whether it talks to neighbours only; then forward and backward are to hide its exchange.
     """
 
     key: str
@@ -25,11 +28,6 @@ class Method:
     algorithm: str | None
     compressor: str | None = None
     gossips: bool = False
-
-    @property
-    def hidden_exchange(self) -> bool:
-        """Whether forward and backward are to hide all of its exchange."""
-        return self.gossips
 
 
 METHODS = {
@@ -64,8 +62,9 @@ def choose(keys: Sequence[str]) -> tuple[Method, ...]:
     return tuple(METHODS[key] for key in dict.fromkeys(keys))
 
 
-def objects(method: Method) -> tuple:  # type: ignore[type-arg]
-    """The algorithm and codec of a method of ours."""
-    assert method.algorithm is not None
-    algorithm = make_algorithm(method.algorithm)
-    return algorithm, make_codec(method.compressor or algorithm.default_compressor)
+def with_graph(
+    method: Method, graph: Topology | Schedule
+) -> tuple[Algorithm, Topology | Schedule, Compressor]:
+    """The objects of a method of ours on a graph; of torch's DDP, those of the all-reduce that it does."""
+    algorithm = make_algorithm(method.algorithm or "allreduce")
+    return algorithm, graph, make_codec(method.compressor or algorithm.default_compressor)

@@ -11,10 +11,10 @@ DEVICE = "net0"
 """The hosts' interface to the shaped network."""
 
 SUBNET = "10.78.0"
-"""Host k, counted from 0, is SUBNET.(k + 1) there. In namespaces of its own, so no other network can clash."""
+"""Host k, from 0, is SUBNET.(k + 1) there: in namespaces of its own, so no other network can clash."""
 
 RELAY_SECONDS = 70e-6
-"""What the way through the relay takes by itself, about (measured with its forerunner): taken off the delay."""
+"""What the relay takes by itself, about (measured with its forerunner); taken off the delay."""
 
 FRAME = 1514
 WHOLE_FRAMES = 68_000

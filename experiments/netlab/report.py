@@ -70,12 +70,11 @@ def _times(results: Results) -> Iterator[str]:
     steps = -(-IMAGES // per_step)
     yield "## Time per step\n"
     yield (
-        f"{about['hosts']} hosts on a ring. Computing: {about['compute']}. An epoch of CIFAR-10 is {steps} steps of "
-        f"{per_step} images. ms; latency one way."
+        f"{about['hosts']} hosts on a ring. Computing: {about['compute']}. An epoch of CIFAR-10 is {steps} "
+        f"steps of {per_step} images. ms; latency one way."
     )
-    for extra in ("jitter", "slow"):
-        if about.get(extra):
-            yield f"{extra}: {about[extra]}."
+    if about.get("jitter"):
+        yield f"Every packet takes up to {about['jitter']} more."
     yield ""
     bandwidths = list(dict.fromkeys(b for b, _ in results.networks()))
     for overlap in (False, True):

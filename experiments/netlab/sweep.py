@@ -1,7 +1,7 @@
-"""The sweep: methods × bandwidths × latencies, the losses, and the goodput benchmark. Runs inside `isolation.run`.
+"""The sweep: methods × bandwidths × latencies, losses, and the goodput benchmark; inside `isolation.run`.
 
-A laboratory and an MPI job per network: every network starts from fresh hosts and connections. What is measured is
-saved after each, so an interrupted sweep keeps what it has.
+A laboratory and an MPI job per network: every network starts from fresh hosts and connections. What is
+measured is saved after each, so an interrupted sweep keeps what it has.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -24,12 +25,12 @@ from experiments.netlab.compute import Compute
 from experiments.netlab.jobs import Job
 from experiments.netlab.lab import Lab
 from experiments.netlab.measure import EXCHANGES, LEAST_STEPS, MOST_STEPS, WARMUP
-from experiments.netlab.methods import METHODS, Method, objects
+from experiments.netlab.methods import Method, with_graph
 from experiments.netlab.network import Network, allowed_congestion, default_congestion
 from experiments.netlab.results import Results
 from gossip.errors import GossipError
 from gossip.plan.cost import Link
-from gossip.plan.ranking import predict
+from gossip.plan.ranking import Candidate
 from gossip.spec import make_topology
 
 PASS_SECONDS = 4.2e-3
@@ -92,26 +93,28 @@ class Sweep:
         ours = sum(method.algorithm is not None for method in self.methods)
         return self.start_seconds() + ours * self.loss_steps * step
 
-    def network_seconds(self, network: Network) -> float:
-        """Of one network's job."""
+    @cached_property
+    def candidates(self) -> list[tuple[Method, Candidate]]:
+        """The methods as the planner sees them."""
+        graph = make_topology("ring", self.hosts)
         with torch.device("meta"):
             model = models.build(self.compute.model)
-        values = sum(p.numel() for p in model.parameters())
-        graph = make_topology("ring", self.hosts)
+        return [(method, Candidate.of(model, *with_graph(method, graph))) for method in self.methods]
+
+    def network_seconds(self, network: Network) -> float:
+        """Of one network's job."""
         rate = network.bandwidth or 1e10
         link = Link(rate, network.latency)
-        levels = math.ceil(math.log2(max(2, self.hosts)))
-        join = levels * 8 * 4 * values / rate + 20 * network.latency
+        levels = math.ceil(math.log2(self.hosts))  # of the tree by which join tells everybody the parameters
         total = self.start_seconds() + 3 * self.step_seconds()
-        for method in self.methods:
+        for method, candidate in self.candidates:
+            join = levels * 8 * 4 * sum(candidate.sizes) / rate + 20 * network.latency
             for overlap in (True, False) if method.algorithm else (True,):
-                algorithm, codec = objects(METHODS["allreduce"] if method.algorithm is None else method)
-                plan = predict(model, algorithm, graph, codec, link, self.step_seconds(), overlap, _no_time)
-                step = plan.time.total
-                steps = max(LEAST_STEPS, min(MOST_STEPS, int(self.seconds / step)))
-                total += join + (WARMUP + steps) * step
+                step = candidate.step(link, self.step_seconds(), overlap, lambda *_: (0.0, 0.0))
+                steps = max(LEAST_STEPS, min(MOST_STEPS, int(self.seconds / step.total)))
+                total += join + (WARMUP + steps) * step.total
                 if method.gossips and overlap:
-                    total += (EXCHANGES + 1) * plan.time.exchange
+                    total += (EXCHANGES + 1) * step.exchange
         return total
 
     # -- running -----------------------------------------------------------------------------------
@@ -215,7 +218,7 @@ class Goodput:
             shares = ", ".join(
                 f"{row['goodput']:.0%} of {row['rate'] / 1e6:g} Mbit/s"
                 for row in rows
-                if (row["payload"], row["pieces"]) == (goodput.PAYLOADS[0], 1)
+                if row["setting"] == setting and (row["payload"], row["pieces"]) == (goodput.PAYLOADS[0], 1)
             )
             say(f"goodput, {setting}, {congestion}: {shares}")
 
@@ -250,10 +253,6 @@ def congestions(quick: bool) -> tuple[str, ...]:
 def say(text: str) -> None:
     """Progress, at once."""
     print(text, flush=True)
-
-
-def _no_time(codec: object, size: int) -> tuple[float, float]:
-    return 0.0, 0.0
 
 
 def _brief(answer: Mapping[str, Any]) -> Iterator[str]:

@@ -22,6 +22,11 @@ from gossip.plan.ranking import Plan
 
 SHOWN, DOUBTFUL_SHOWN = 15, 5
 
+LEGEND = """\
+step: time of an optimizer step; exchange: of it on the network; exposed: not hidden behind computing;
+sent/step: of the busiest node, at most; gap: share of the nodes' disagreement that one exchange removes.
+A step of a method with a small gap brings less: compare methods by training, speed by this table."""
+
 OF_SHAPES = ("powersgd",)
 """Methods whose messages depend on the shapes so much that a number of parameters says nothing about them."""
 
@@ -39,9 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--nodes", type=int, required=True, metavar="N", help="how many take part")
     size = parser.add_mutually_exclusive_group(required=True)
-    size.add_argument(
-        "--parameters", type=float, metavar="N", help="of the model, such as 25.6e6; taken as one matrix"
-    )
+    size.add_argument("--parameters", type=float, metavar="N", help="of the model, such as 25.6e6")
     size.add_argument(
         "--model", metavar="MODULE:FUNCTION[:ARGUMENT]", help="such as torchvision.models:resnet50"
     )
@@ -75,25 +78,24 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps({"link": asdict(link), "plans": [asdict(plan) for plan in plans]}, indent=1))
         return
-    values = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    shape = "" if args.model else " in one matrix"
-    print(
-        f"{args.nodes} nodes, {units.show_bandwidth(link.bandwidth)}, {units.show_duration(link.latency)} one way"
-    )
-    print(f"{values:,} values{shape}; {units.show_duration(compute)} of computing per step, ", end="")
-    print("overlapped with the exchange" if args.overlap else "then the exchange")
-    print(
-        f"messages get {100 * link.goodput:.0f} % of the rate, each takes {units.show_duration(link.overhead)} more "
-        + (
-            "(measured)"
-            if link.measured
-            else "(assumed; measure: mpirun -n 4 … python -m gossip link --out FILE)"
-        )
-    )
+    print("\n".join(heading(args, model, link, compute)) + "\n")
     shown = (len(plans), len(plans)) if args.all else (SHOWN, DOUBTFUL_SHOWN)
-    print("\n" + "\n".join(table(plans, *shown)))
+    print("\n".join(table(plans, *shown)))
     if not (args.model or args.algorithm):
         print(f"Left out, because it takes the shapes to tell: {', '.join(OF_SHAPES)} (give --model).")
+
+
+def heading(args: argparse.Namespace, model: nn.Module, link: Link, compute: float) -> Iterator[str]:
+    """What the ranking is for, and how sure the link model is."""
+    values = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    rate, latency = units.show_bandwidth(link.bandwidth), units.show_duration(link.latency)
+    how = "overlapped with the exchange" if args.overlap else "then the exchange"
+    known = "measured" if link.measured else "assumed; measure with mpirun … python -m gossip link"
+    yield f"{args.nodes} nodes, {rate}, {latency} one way"
+    yield f"{values:,} values{'' if args.model else ' in one matrix'}"
+    yield f"{units.show_duration(compute)} of computing per step, {how}"
+    overhead = units.show_duration(link.overhead)
+    yield f"messages get {100 * link.goodput:.0f} % of the rate, each takes {overhead} more ({known})"
 
 
 def table(plans: Sequence[Plan], shown: int, doubtful_shown: int) -> Iterator[str]:
@@ -107,12 +109,9 @@ def table(plans: Sequence[Plan], shown: int, doubtful_shown: int) -> Iterator[st
         yield from _rows(doubtful, doubtful_shown, marks=["!"] * doubtful_shown)
     listed = [*sound[:shown], *doubtful[:doubtful_shown]]
     yield ""
-    yield from (
-        f"- {text}" for text in dict.fromkeys(text for p in listed for text in (*p.warnings, *p.notes))
-    )
-    yield "step: time of an optimizer step; exchange: of it on the network; exposed: not hidden behind computing;"
-    yield "sent/step: of the busiest node, at most; gap: share of the nodes' disagreement that one exchange removes."
-    yield "A step of a method with a small gap brings less: compare methods by training, speed by this table."
+    texts = dict.fromkeys(text for plan in listed for text in (*plan.warnings, *plan.notes))
+    yield from (f"- {text}" for text in texts)
+    yield LEGEND
 
 
 def _rows(plans: Sequence[Plan], shown: int, marks: Sequence[str]) -> Iterator[str]:

@@ -5,8 +5,8 @@ One trip (trips.py) in which the busiest node sends b bytes, its largest message
     h(m) (L + o) + 8 b / (g R)        h(m) = 1 up to the eager limit, 3 above: request, consent, data
 
 on a link of R bit/s and L seconds one way. Chains that run side by side share R. Two constants stand for the
-software: the goodput g, the share of R that messages get, and the overhead o per one-way message; `Link.fit` finds
-them from two timed exchanges, one small and one large.
+software: the goodput g, the share of R that messages get, and the overhead o per one-way message; `Link.fit`
+finds them from two timed exchanges, one small and one large.
 
 A step computes for c seconds, encodes and decodes, and exchanges:
 

@@ -1,7 +1,7 @@
-"""What the planner needs to know of a network, from two short measurements: ``mpirun … python -m gossip link``.
+"""What the planner needs to know of a network: ``mpirun … python -m gossip link``, two short measurements.
 
-All ranks exchange with both neighbours on a ring at once, first a small message, then a large one. From the two
-times `Link.measure` finds the rate that messages get and the time they take besides.
+All ranks exchange with both neighbours on a ring at once, first a small message, then a large one. From the
+two times `Link.measure` finds the rate that messages get and the time they take besides.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def time_exchange(
 ) -> float:
     """Seconds in which every rank sends `size` bytes to each neighbour and receives as many. Collective.
 
-    The mean of `repeats` exchanges one after the other, of the slowest rank; one before them warms up, and takes
-    up what ranks leave a barrier apart. Receives are posted an exchange ahead. Each payload goes in `pieces`
-    messages.
+    The mean of `repeats` exchanges one after the other, of the slowest rank; one before them warms up, and
+    takes up what ranks leave a barrier apart. Receives are posted an exchange ahead. Each payload goes in
+    `pieces` messages.
     """
     lengths = [b - a for a, b in itertools.pairwise(size * k // pieces for k in range(pieces + 1))]
     tag = world.reserve_tags(2 * pieces)
@@ -86,7 +86,7 @@ def load(path: Path) -> Link:
         return Link.measure(*(Exchange(**facts[name]) for name in ("small", "large")))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
-            f"--link {path}: {error!r}. Give the file that mpirun … python -m gossip link --out FILE has written."
+            f"--link {path}: {error!r}. Give a file from mpirun … python -m gossip link --out FILE."
         ) from None
 
 
@@ -94,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``link``."""
     parser.add_argument("--out", type=Path, metavar="FILE", help="for python -m gossip plan --link FILE")
     parser.add_argument(
-        "--large", type=float, default=LARGE, metavar="BYTES", help="of the large message (%(default)s)"
+        "--large", type=float, default=LARGE, metavar="BYTES", help="length of the long message (%(default)s)"
     )
 
 

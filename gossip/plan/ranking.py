@@ -7,7 +7,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 
 import torch
@@ -61,6 +61,73 @@ class Plan:
         )
 
 
+@dataclass(frozen=True)
+class Candidate:
+    """A combination, and what its rounds send: all that does not depend on the network. `of` makes it.
+
+    Attributes:
+        sizes: values of the buckets.
+        rounds: one per bucket, for every round that recurs.
+        at_first: bytes that the busiest node sends in the very first round.
+    """
+
+    method: Algorithm
+    graph: Topology | Schedule
+    codec: Compressor
+    sizes: tuple[int, ...]
+    rounds: tuple[tuple[trips.Round, ...], ...]
+    at_first: float
+
+    @classmethod
+    def of(
+        cls, model: nn.Module, method: Algorithm, graph: Topology | Schedule, codec: Compressor
+    ) -> Candidate:
+        """`model` may be on the meta device; only its shapes are looked at."""
+        one_bucket = method.kind == "parameter" or method.one_bucket
+        buckets = cut(model, None if one_bucket else GRADIENT_BUCKET_MB)
+
+        def rounds(t: int) -> tuple[trips.Round, ...]:
+            return tuple(trips.of_round(method, graph, codec, segments, t) for segments in buckets)
+
+        return cls(
+            method=method,
+            graph=graph,
+            codec=codec,
+            sizes=tuple(sum(s.size for s in segments) for segments in buckets),
+            rounds=tuple(rounds(t) for t in trips.recurring(method, graph)),
+            at_first=sum(one.sent for one in rounds(1)),
+        )
+
+    def step(
+        self,
+        link: Link,
+        compute: float = 0.0,
+        overlap: bool = True,
+        codec_seconds: cost.CodecSeconds | None = None,
+    ) -> Step:
+        """The mean step in a long run; `codec_seconds` is by default measured, on this machine's CPU."""
+        measured = codec_seconds or timed
+        steps = [
+            cost.step(self.method, each, self.sizes, link, compute, measured, overlap) for each in self.rounds
+        ]
+        return Step(*(statistics.fmean(getattr(s, part.name) for s in steps) for part in fields(Step)))
+
+    def plan(self, link: Link, compute: float = 0.0, overlap: bool = True) -> Plan:
+        """Everything that is to be said about it on this network."""
+        sent = statistics.fmean(sum(one.sent for one in each) for each in self.rounds)
+        on_graph = self.method.kind == "parameter"
+        return Plan(
+            algorithm=str(self.method),
+            compressor=None if self.method.sends_exact else str(self.codec),
+            topology=self.graph.name if on_graph else None,
+            time=self.step(link, compute, overlap),
+            sent=sent / getattr(self.method, "every", 1),
+            spectral_gap=self.graph.spectral_gap if on_graph else 1.0,
+            warnings=tuple(self.method.check(self.graph, self.codec)),
+            notes=tuple(_density(self.method, self.graph.size, sum(self.sizes), sent, self.at_first)),
+        )
+
+
 def rank(
     model: nn.Module,
     nodes: int,
@@ -73,16 +140,16 @@ def rank(
 ) -> list[Plan]:
     """Every combination that fits, by predicted time per step; those that theory warns about come last.
 
-    Gradient methods use no graph, and their own codec. Without `topologies`, those of TOPOLOGIES that exist on
-    so many nodes are tried. A graph that does not fit a method is left out.
+    Gradient methods use no graph, and their own codec. Without `topologies`, those of TOPOLOGIES that exist
+    on so many nodes are tried. A graph that does not fit a method is left out.
 
     Raises:
         UsageError: no such method, graph or codec; or nothing is left.
     """
     graphs = _all_graphs(nodes) if topologies is None else [make_topology(spec, nodes) for spec in topologies]
     plans = [
-        predict(model, method, graph, codec, link, compute, overlap)
-        for method, graph, codec in _combinations(graphs, algorithms, compressors)
+        Candidate.of(model, *combination).plan(link, compute, overlap)
+        for combination in _combinations(graphs, algorithms, compressors)
     ]
     if not plans:
         raise UsageError(
@@ -90,51 +157,6 @@ def rank(
             "Type for example --topology ring (python -m gossip list topologies)."
         )
     return sorted(plans, key=lambda plan: (bool(plan.warnings), plan.time.total, plan.sent))
-
-
-def predict(
-    model: nn.Module,
-    method: Algorithm,
-    graph: Topology | Schedule,
-    codec: Compressor,
-    link: Link,
-    compute: float,
-    overlap: bool = True,
-    codec_seconds: cost.CodecSeconds | None = None,
-) -> Plan:
-    """What one combination costs. `model` may be on the meta device; it is not changed.
-
-    `codec_seconds` is by default measured, on this machine's CPU.
-    """
-    one_bucket = method.kind == "parameter" or method.one_bucket
-    buckets = cut(model, None if one_bucket else GRADIENT_BUCKET_MB)
-    sizes = [sum(s.size for s in segments) for segments in buckets]
-
-    def rounds(t: int) -> list[trips.Round]:
-        return [trips.of_round(method, graph, codec, segments, t) for segments in buckets]
-
-    recurring = [rounds(t) for t in trips.recurring(method, graph)]
-    steps = [
-        cost.step(method, each, sizes, link, compute, codec_seconds or timed, overlap) for each in recurring
-    ]
-    sent = statistics.fmean(sum(one.sent for one in each) for each in recurring)
-    mean = Step(
-        *(
-            statistics.fmean(getattr(s, part) for s in steps)
-            for part in ("total", "exchange", "exposed", "codec")
-        )
-    )
-    uses_graph = method.kind == "parameter"
-    return Plan(
-        algorithm=str(method),
-        compressor=None if method.sends_exact else str(codec),
-        topology=graph.name if uses_graph else None,
-        time=mean,
-        sent=sent / getattr(method, "every", 1),
-        spectral_gap=graph.spectral_gap if uses_graph else 1.0,
-        warnings=tuple(method.check(graph, codec)),
-        notes=tuple(_density(method, graph.size, sum(sizes), sent, sum(one.sent for one in rounds(1)))),
-    )
 
 
 def cut(model: nn.Module, bucket_mb: float | None) -> list[trips.Segments]:
@@ -204,7 +226,7 @@ def _density(method: Algorithm, nodes: int, values: int, sent: float, at_first: 
     share = min(1.0, nodes * method.ratio)
     dense = 2 * (nodes - 1) / nodes * 4 * values
     yield (
-        f"{method.name}: every node gets all {nodes - 1} messages. In the worst case they have no place in common, "
-        f"and the mean holds {100 * share:.3g} % of the values. A step sends {100 * sent / dense:.3g} % of what "
-        f"an exact all-reduce sends, {100 * at_first / dense:.3g} % in the first step."
+        f"{method.name}: every node gets all {nodes - 1} messages. At worst they have no place in common, "
+        f"and the mean holds {100 * share:.3g} % of the values. A step sends {100 * sent / dense:.3g} % of "
+        f"what an exact all-reduce sends, {100 * at_first / dense:.3g} % in the first step."
     )

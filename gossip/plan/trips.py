@@ -1,9 +1,9 @@
 """What a round sends, as trips through the network. The one place where the planner's byte counts come from.
 
-A *trip* is what travels at the same time; a *chain* is trips of which each waits for the one before. A neighbour
-method makes one trip, an all-reduce a chain of 2 log₂ n. Messages are those that the method itself declares
-(`Algorithm.expects`), in the size that its codec declares (`max_bytes`); where a message's length depends on the
-data, that is the most it can be.
+A *trip* is what travels at the same time; a *chain* is trips of which each waits for the one before. A
+neighbour method makes one trip, an all-reduce a chain of 2 log₂ n. Messages are those that the method itself
+declares (`Algorithm.expects`), in the size that its codec declares (`max_bytes`); where a message's length
+depends on the data, that is the most it can be.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Round:
 
     Attributes:
         chains: run side by side.
-        sent: bytes that the busiest node hands to the network, as the transport counts them: a mean of b bytes
-            counts 2(n−1)/n b.
+        sent: bytes that the busiest node hands to the network, as the transport counts them: a mean of b
+            bytes counts 2(n−1)/n b.
         codec: makes the messages; None where they are float32.
         decodes: messages of the bucket's length that a node decodes, its own included; it encodes one.
     """
@@ -127,9 +127,9 @@ def mean_lengths(method: Algorithm, segments: Segments) -> tuple[int, ...]:
 def mean_trips(size: float, n: int) -> Chain:
     """The trips of an all-reduce of `size` bytes over n nodes, as Open MPI does it without blocking.
 
-    Long vectors by Rabenseifner's algorithm: halves, quarters, … are exchanged and added, and come back the same
-    way; where n is no power of two the nodes beyond it first join another, and get the result from it. Short
-    ones, and among fewer than 4 nodes all, up and down a binomial tree.
+    Long vectors by Rabenseifner's algorithm: halves, quarters, … are exchanged and added, and come back the
+    same way; where n is no power of two the nodes beyond it first join another, and get the result from it.
+    Short ones, and among fewer than 4 nodes all, up and down a binomial tree.
     """
     if n == 1 or size == 0:
         return ()
