@@ -20,6 +20,8 @@ COMMANDS = {
     "env": ("gossip.envreport", "versions, MPI, GPUs, cores: what a bug report needs"),
     "bench": ("gossip.bench", "how long compressors take, beside a plain copy"),
     "bytes": ("gossip.byte_table", "bytes per step, from a model's shapes alone"),
+    "plan": ("gossip.plan.command", "which method, graph and compressor for a network"),
+    "link": ("gossip.plan.link", "under mpirun: what plan needs to know of a network"),
     "sweep": ("experiments.sweep.command", "a grid of training runs: run what is missing of it"),
     "tune": ("experiments.sweep.tune", "find the learning rate of every method of a sweep"),
     "compare": ("experiments.compare", "finished runs side by side: mean and deviation over seeds"),
@@ -27,6 +29,9 @@ COMMANDS = {
     "export": ("experiments.export", "the averaged model of a run, as a plain state_dict"),
 }
 """Name -> module, and its line in the list of commands."""
+
+ON_EVERY_RANK = ("link",)
+"""Under mpirun the others run on rank 0 alone."""
 
 
 def main() -> int:
@@ -40,7 +45,7 @@ def main() -> int:
             subparser.description = module.__doc__
             module.add_arguments(subparser)
     args = parser.parse_args()
-    if env_rank() != 0:
+    if env_rank() != 0 and args.command not in ON_EVERY_RANK:
         return 0
     return module.run(args) or 0
 

@@ -56,7 +56,8 @@ def of_rounds(
         buckets: the tensors of each bucket, as `FlatModel` cuts them.
     """
     sent, exact = [0] * graph.size, True
-    for node, t in itertools.product(_nodes(graph, codec, buckets), rounds):
+    nodes = (node for b, segments in enumerate(buckets) for node in views(graph, codec, segments, b))
+    for node, t in itertools.product(nodes, rounds):
         node.t = t
         for message in method.expects(node):
             reader, size = node.reads(message)
@@ -66,11 +67,11 @@ def of_rounds(
     return Traffic(tuple(sent), exact)
 
 
-def _nodes(
-    graph: Topology | Schedule, codec: Compressor, buckets: Iterable[Sequence[Segment]]
+def views(
+    graph: Topology | Schedule, codec: Compressor, segments: Sequence[Segment], bucket: int = 0
 ) -> Iterator[Node]:
-    """Every rank's view of every bucket."""
-    for (b, segments), transport in itertools.product(enumerate(buckets), World(graph.size).nodes):
+    """Every rank's view of a bucket, to ask a method what it declares; nothing can be sent."""
+    for transport in World(graph.size).nodes:
         yield Node(
             transport=transport,
             outbox=Outbox(transport, Posting()),
@@ -79,7 +80,7 @@ def _nodes(
             stats=Stats(),
             segments=tuple(segments),
             device=torch.device("cpu"),
-            bucket=b,
+            bucket=bucket,
             seed=0,
             tag=0,
             channel=None,
@@ -87,12 +88,17 @@ def _nodes(
         )
 
 
+def recurring(method: Algorithm, graph: Topology | Schedule) -> range:
+    """Rounds whose traffic repeats in a long run, after any warm-up."""
+    first, period = method.recurring(), 1 if isinstance(graph, Topology) else graph.period
+    return range(first.start, first.start + len(first) * period)
+
+
 def per_step(
     method: Algorithm, graph: Topology | Schedule, codec: Compressor, buckets: Sequence[Sequence[Segment]]
 ) -> Traffic:
     """What an optimizer step sends in a long run, after any warm-up: the mean over the recurring rounds."""
-    first, period = method.recurring(), 1 if isinstance(graph, Topology) else graph.period
-    rounds = range(first.start, first.start + len(first) * period)
+    rounds = recurring(method, graph)
     total = of_rounds(method, graph, codec, buckets, rounds)
     steps = len(rounds) * getattr(method, "every", 1)
     return Traffic(tuple(bytes / steps for bytes in total.sent), total.exact)
