@@ -47,7 +47,7 @@ class Corpus:
         hashed = hashlib.sha256("\n".join(self.vocabulary).encode())
         for part in (self.train, self.valid, self.test):
             hashed.update(f"\n{len(part)}\n".encode())
-            hashed.update(part.numpy())
+            hashed.update(part.numpy().tobytes())
         return hashed.hexdigest()
 
     def __str__(self) -> str:
@@ -107,7 +107,8 @@ class Text:
         counted = (word for word, _ in Counter(parts[0]).most_common() if word not in (UNKNOWN, END))
         vocabulary = (UNKNOWN, END, *(word for _, word in zip(range(self.vocab - 2), counted, strict=False)))
         ids = {word: i for i, word in enumerate(vocabulary)}
-        return Corpus(*(_encode(part, ids) for part in parts), vocabulary, origin)
+        train, valid, test = (_encode(part, ids) for part in parts)
+        return Corpus(train, valid, test, vocabulary, origin)
 
     def _read(self, path: Path) -> list[str]:
         """The words of a file."""
