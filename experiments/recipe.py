@@ -12,7 +12,7 @@ from torch import nn
 
 from experiments import config, schedules, workloads
 from gossip import spec
-from gossip.algorithms import Algorithm
+from gossip.algorithms import DGC, Algorithm
 from gossip.errors import UsageError
 from gossip.shard import seed_for
 
@@ -31,13 +31,13 @@ def check(args: argparse.Namespace) -> None:
 def clipping(args: argparse.Namespace) -> tuple[Algorithm, float | None]:
     """The method of ``--algorithm``, and the norm to which the training loop clips (None: it does not).
 
-    A method with a `clip` of its own (dgc) is given ``--clip-norm``: it has to clip before it accumulates.
+    dgc is given ``--clip-norm`` as its own `clip`: it has to clip before it accumulates.
 
     Raises:
         UsageError: clipping is asked for in both ways.
     """
     method = spec.make_algorithm(args.algorithm)
-    if args.clip_norm is None or not hasattr(method, "clip"):
+    if args.clip_norm is None or not isinstance(method, DGC):
         return method, args.clip_norm
     if method.clip is not None:
         raise UsageError(

@@ -36,13 +36,13 @@ def name_of(spec: str) -> str:
 
 
 def load(name: str, data_dir: str, world: Transport | None = None) -> Dataset:
-    """The data set `name`, such as ``cifar10`` or ``synthetic:train=4096,seed=1``. Collective over `world`.
+    """The images `name`, such as ``cifar10`` or ``synthetic:train=4096,seed=1``. Collective over `world`.
 
     One rank of every host fetches what is missing while the others wait. Virtual nodes of one process
     share one copy.
 
     Args:
-        name: of images: a key of `DATASETS`, with options.
+        name: a set of images among `DATASETS`, with options.
         data_dir: where files are looked for, and downloaded to. Not used by ``synthetic``.
         world: the ranks that load together; None for one process on its own.
 

@@ -35,7 +35,7 @@ class Workload(ABC):
 
     Attributes:
         noun: what the data are, for messages.
-        models: names of the models that take them.
+        models: by name, those that take them.
         defaults: the options that only this workload has, and ``model``, with their defaults; None if there
             is none. Without a default in the parser, so that they are known not to be given.
         measures: what `test` measures; the first is what runs are judged by.

@@ -13,14 +13,14 @@ from experiments.runfolder import RunFolder
 from gossip.errors import UsageError
 
 
-def run(path: Path, diverged: bool = False) -> Path:
+def run(path: Path, diverged: bool = False, measure: str = "test_accuracy") -> Path:
     folder = RunFolder(path)
     folder.create()
     folder.write_text("config.toml", "")
     for step in range(1, 7):
         row = {"step": step, "epoch": step / 2, "loss": 2 / step, "loss_min": 1 / step, "loss_max": 3 / step}
         if step % 3 == 0 and not diverged:
-            row |= {"test_accuracy": 10.0 * step, "consensus_distance": 1 / step}
+            row |= {measure: 10.0 * step, "consensus_distance": 1 / step}
         folder.append(row)
     return path
 
@@ -40,6 +40,22 @@ def test_several_runs_in_one_picture(tmp_path: Path, capsys: pytest.CaptureFixtu
     plot.run(Namespace(runs=folders, out=tmp_path))
     assert capsys.readouterr().out.strip() == str(tmp_path / "training.png")
     assert (tmp_path / "training.png").exists()
+
+
+def test_text_is_judged_by_perplexity_and_apart_from_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figure, shown = pytest.importorskip("matplotlib.figure").Figure, list[str]()
+    monkeypatch.setattr(
+        figure, "savefig", lambda self, *args, **options: shown.extend(a.get_ylabel() for a in self.axes)
+    )
+    text, images = run(tmp_path / "text", measure="test_perplexity"), run(tmp_path / "images")
+    plot.draw([text], text)
+    plot.draw([images], images)
+    always = ["training loss", "consensus distance"]
+    assert [label for label in shown if label not in always] == ["test perplexity", "test accuracy (%)"]
+    with pytest.raises(UsageError, match="draw them apart"):
+        plot.draw([text, images], tmp_path)
 
 
 def test_without_matplotlib(

@@ -62,7 +62,7 @@ def test_resumes_where_it_stood(stop: int) -> None:
         got: list[Window] = []
         while len(got) < n:
             for window in islice(loader, n - len(got)):
-                before.append(loader.memory[0].item() if loader.memory else None)
+                before.append(None if loader.memory is None else float(loader.memory[0]))
                 loader.memory = (window[0].sum(),)  # what a model would remember
                 got.append(window)
         return got
