@@ -21,8 +21,10 @@ from experiments.findings.statements import (
 )
 from experiments.runs import Run
 
-KEPT = ("step", "epoch", "loss", "lr", "test_accuracy", "test_loss", "consensus_distance")
-KEPT += ("compression_error", "bytes_sent_per_step", "step_ms")
+KEPT = (
+    *("step", "epoch", "loss", "lr", "test_accuracy", "test_loss", "consensus_distance"),
+    *("compression_error", "bytes_sent_per_step", "step_ms"),
+)
 """What is kept of every line of metrics.jsonl."""
 
 WORDS = {
@@ -145,8 +147,10 @@ def _against_dpsgd(findings: Findings, cell: Cell) -> str:
 
 
 def _numbers(findings: Findings) -> Iterator[str]:
-    heads = ("nodes", "method", "codec", "seeds", "test accuracy, %", "gap", "training loss, last epoch")
-    heads += ("compression error", "consensus distance")
+    heads = (
+        *("nodes", "method", "codec", "seeds", "test accuracy, %", "gap", "training loss, last epoch"),
+        *("compression error", "consensus distance"),
+    )
     yield f"| {' | '.join(heads)} |"
     yield "|" + " --- |" * len(heads)
     for cell, group in sorted(findings.groups.items()):
