@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.curves import Curve, curve
-from experiments.findings.statements import NODES, NORMS, Cell, Findings
+from experiments.findings.statements import NODES, NORMS, Cell, Findings, dcd_bound
 from experiments.plot import COLORS, draw_curve, figure_maker, finish
-from gossip import spec
-from gossip.algorithms import theory
 
 NAMES = {
     "allreduce": "all-reduce",
@@ -89,8 +87,7 @@ def _errors(findings: Findings, path: Path) -> None:
                 axes.errorbar(
                     x, y, sd, fmt=marker, color=COLORS[style], capsize=3, label=NAMES[algorithm], alpha=0.9
                 )
-        bound = theory.dcd_threshold(spec.make_topology("ring", n).at(1))
-        axes.axvline(bound, color="0.4", linestyle=":", label="DCD's bound")
+        axes.axvline(dcd_bound(n), color="0.4", linestyle=":", label="DCD's bound")
         axes.axhline(0, color="0.7", linewidth=0.8)
         axes.set(xscale="log", title=f"{n} nodes", xlabel="measured ‖v − C(v)‖/‖v‖ of the messages")
     panels[0].set_ylabel("points below all-reduce")

@@ -11,11 +11,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import topologies
 from experiments.curves import Group, Spread, group
 from experiments.runs import Run
-from gossip import spec
 from gossip.algorithms import theory
 from gossip.errors import UsageError
+from topologies import Topology
 
 MATCHES_WITHIN = 2.0
 """A method converges like all-reduce if its gap is at most so many points …"""
@@ -142,7 +143,7 @@ class Findings:
         a, rounds = error.mean, self._rounds(cell)
         lost = f"messages lose α = {a:.3g} of their norm"
         if cell.algorithm == "dcd":
-            bound = theory.dcd_threshold(spec.make_topology("ring", cell.nodes).at(1))
+            bound = dcd_bound(cell.nodes)
             return f"{lost}, {a / bound:.3g} times (1 − ρ)/(2μ) = {bound:.3g}, below which DCD converges"
         if cell.algorithm == "ecd":
             off = 3 * a * math.sqrt(rounds)
@@ -163,6 +164,13 @@ class Findings:
 
     def _spread(self, cell: Cell, key: str) -> Spread | None:
         return self.groups[cell].spread(key) if cell in self.groups else None
+
+
+def dcd_bound(nodes: int) -> float:
+    """The error of messages below which DCD converges on a ring, in theory; it may above, too."""
+    ring = topologies.build("ring", nodes)
+    assert isinstance(ring, Topology)
+    return theory.dcd_threshold(ring)
 
 
 @dataclass(frozen=True)
