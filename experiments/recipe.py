@@ -44,7 +44,7 @@ def clipping(args: argparse.Namespace) -> tuple[Algorithm, float | None]:
             f"--clip-norm {args.clip_norm:g} and the clip in --algorithm {args.algorithm} are the same "
             "thing: leave one of the two out"
         )
-    return dataclasses.replace(method, clip=args.clip_norm), None  # type: ignore[call-arg]
+    return dataclasses.replace(method, clip=args.clip_norm), None
 
 
 def build_optimizer(args: argparse.Namespace, model: nn.Module) -> torch.optim.Optimizer:

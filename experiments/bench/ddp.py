@@ -24,6 +24,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -36,7 +37,7 @@ from gossip import bench, cli
 from gossip.envreport import collect
 from gossip.errors import GossipError, UsageError
 
-DDP_SETTINGS = {"broadcast_buffers": False, "gradient_as_bucket_view": True}
+DDP_SETTINGS: dict[str, Any] = {"broadcast_buffers": False, "gradient_as_bucket_view": True}
 
 ALIKE = 1e-3
 """The most that the parameters may differ after the warm-up, relative to the largest: rounding grows."""

@@ -33,7 +33,7 @@ from tests.mpirun import ROOT, find_mpirun
 
 BANDWIDTHS, LATENCIES = (1.4e9, 20e6, 5e6), (0.13e-3, 5e-3, 20e-3)
 TRUTH = Link(1.0, 0.0, goodput=0.8, overhead=1e-3)
-STEP, CODEC = 0.135, [1e-3, 1e-3]
+STEP, CODEC = 0.135, (1e-3, 1e-3)
 HOSTS = 8
 
 
@@ -86,7 +86,7 @@ def made_up(folder: Path) -> Results:
     for name, size in (("small", 1000), ("large", 1_000_000)):
         one = trips.Round(((trips.Trip(2 * size, size),),), 2 * size, None, 0.0)
         exchanges[name] = vars(cost.Exchange(size, 2, on.seconds(one)))
-    codecs = {key: CODEC for key in METHODS if key != "ddp"}
+    codecs = {key: list(CODEC) for key in METHODS if key != "ddp"}
     where = {"bandwidth": on.bandwidth, "latency": on.latency}
     results.calibration = {**exchanges, "codec_seconds": codecs, **where}
     results.losses = {key: [2.3 / (1 + i / 10) for i in range(30)] for key in codecs}
@@ -197,8 +197,11 @@ def test_results_come_back_as_they_were_saved(results: Results) -> None:
         Results.load(results.folder / "nowhere")
 
 
-def test_everything_is_written_and_drawn(results: Results, capsys: pytest.CaptureFixture[str]) -> None:
+def test_everything_is_written_and_drawn(
+    results: Results, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("matplotlib")
+    monkeypatch.setattr(figures, "DPI", 20)
     results.save()
     assert command.main(["report", "--out", str(results.folder)]) == 0
     printed = capsys.readouterr().out
