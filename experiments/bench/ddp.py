@@ -2,15 +2,15 @@
 
     mpirun -n 4 python -m experiments.bench.ddp               # ResNet-20, batch 16, one thread per rank
 
-Every rank holds the same model twice, once joined with `--algorithm allreduce` (MPI) and once wrapped in DDP
-(gloo), from equal weights, with an SGD of its own. The two take turns in blocks of steps on the same batches,
-in reversed order in every other pair, so that whatever else the machine does meets both; a block's time is
-that of its slowest rank. The ratio is taken within each pair, and the median over the pairs is reported with
-all of them. After the warm-up both models must have trained alike.
+Every rank holds the same model three times, from equal weights, with an SGD of its own: joined with
+`--algorithm allreduce` (MPI), and wrapped in DDP (gloo), with gradients of their own or as views of DDP's
+buckets (which is faster depends on the machine's memory). They take turns in blocks of steps on the same
+batches, in reversed order every other time, so that whatever else the machine does meets all. A block's time
+is that of its slowest rank. Ratios are taken within a turn; their medians over the turns are reported, with
+all times. After the warm-up all three must have trained alike.
 
-DDP gets its faster settings: gradients are views of its buckets, and batch norm statistics are not broadcast
-(which `gossip` does not do either). Both exchange in buckets of at most 25 MiB while backward runs; DDP's
-first is of 1 MiB.
+DDP does not broadcast batch norm statistics here, since `gossip` does not either. All exchange in buckets of
+about 25 MiB while backward runs; DDP's first is of 1 MiB, so that also small models overlap.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import json
 import socket
 import statistics
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,11 +33,17 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gossip
 from experiments import models
+from experiments.config import positive_int
 from gossip import bench, cli
 from gossip.envreport import collect
 from gossip.errors import GossipError, UsageError
 
-DDP_SETTINGS: dict[str, Any] = {"broadcast_buffers": False, "gradient_as_bucket_view": True}
+OURS = "allreduce"
+
+DDP: dict[str, dict[str, bool]] = {
+    "ddp": {"broadcast_buffers": False},
+    "ddp-views": {"broadcast_buffers": False, "gradient_as_bucket_view": True},
+}
 
 ALIKE = 1e-3
 """The most that the parameters may differ after the warm-up, relative to the largest: rounding grows."""
@@ -47,20 +53,20 @@ Batches = Iterator[tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True, eq=False)
 class Leg:
-    """One of the two: what to train, on the batches that the other gets too."""
+    """One of the three: what to train, on the batches that the others get too."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
     batches: Batches
 
-    def train(self, steps: int) -> float:
-        """An ordinary loop; seconds per step of this rank."""
-        start = time.perf_counter()
+    def train(self, steps: int) -> tuple[float, float]:
+        """An ordinary loop; this rank's wall time and CPU time per step, in ms."""
+        wall, cpu = time.perf_counter(), time.process_time()
         for x, y in itertools.islice(self.batches, steps):
             self.optimizer.zero_grad()
             nn.functional.cross_entropy(self.model(x), y).backward()
             self.optimizer.step()
-        return (time.perf_counter() - start) / steps
+        return 1e3 * (time.perf_counter() - wall) / steps, 1e3 * (time.process_time() - cpu) / steps
 
     def parameters(self) -> Tensor:
         """All of them in one vector."""
@@ -96,12 +102,37 @@ def init_gloo(world: gossip.Transport) -> None:
     dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size)
 
 
-def check_alike(ours: Leg, theirs: Leg) -> float:
+def build_legs(args: argparse.Namespace, world: gossip.Transport) -> tuple[gossip.Session, dict[str, Leg]]:
+    """The three, by name, and the session of the first. Collective."""
+    model, optimizer = build(args)
+    node = gossip.join(model, optimizer, algorithm="allreduce", bucket_mb=args.bucket_mb, device="cpu")
+    legs = {OURS: Leg(model, optimizer, batches(args, world.rank))}
+    for name, settings in DDP.items():
+        model, optimizer = build(args)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 renames broadcast_buffers
+            model = DistributedDataParallel(model, **settings)  # type: ignore[arg-type]
+        legs[name] = Leg(model, optimizer, batches(args, world.rank))
+    return node, legs
+
+
+def check_alike(legs: Iterable[Leg]) -> float:
     """The largest difference of two parameters, relative to the largest. Raises if it is not rounding."""
-    difference = (ours.parameters() - theirs.parameters()).abs().max() / theirs.parameters().abs().max()
+    first, *others = (leg.parameters() for leg in legs)
+    difference = max(float((x - first).abs().max() / first.abs().max()) for x in others)
     if not difference < ALIKE:
-        raise GossipError(f"the two train differently (by {difference:.1e}): no comparison is possible")
-    return float(difference)
+        raise GossipError(f"they train differently (by {difference:.1e}): no comparison is possible")
+    return difference
+
+
+def turn(legs: dict[str, Leg], steps: int, world: gossip.Transport) -> dict[str, dict[str, float]]:
+    """A block of each leg. In ms per step: wall time of the slowest rank, CPU time as the mean over ranks."""
+    times = {}
+    for name, leg in legs.items():
+        world.barrier()
+        wall, cpu = zip(*world.allgather(leg.train(steps)), strict=True)
+        times[name] = {"ms": max(wall), "cpu_ms": statistics.fmean(cpu)}
+    return times
 
 
 def main() -> None:
@@ -113,10 +144,11 @@ def main() -> None:
     )
     add = parser.add_argument
     add("--model", default="resnet20", help="as for experiments.train (%(default)s)")
-    add("--batch-size", type=int, default=16, metavar="N", help="per rank (%(default)s)")
-    add("--warmup", type=int, default=5, metavar="STEPS", help="of each, not timed (%(default)s)")
-    add("--steps", type=int, default=20, metavar="N", help="per block (%(default)s)")
-    add("--pairs", type=int, default=15, metavar="N", help="blocks of each (%(default)s)")
+    add("--batch-size", type=positive_int, default=16, metavar="N", help="per rank (%(default)s)")
+    add("--bucket-mb", type=float, metavar="MB", help="of allreduce, as for experiments.train (25)")
+    add("--warmup", type=positive_int, default=5, metavar="STEPS", help="of each, not timed (%(default)s)")
+    add("--steps", type=positive_int, default=20, metavar="N", help="per block (%(default)s)")
+    add("--turns", type=positive_int, default=15, metavar="N", help="blocks of each (%(default)s)")
     add("--json", type=Path, metavar="FILE", help="write the numbers here too")
     args = parser.parse_args()
     world = gossip.world()
@@ -124,58 +156,54 @@ def main() -> None:
         raise UsageError("one rank exchanges nothing. Type: mpirun -n 4 python -m experiments.bench.ddp")
     torch.set_num_threads(1)
     init_gloo(world)
-
-    model, optimizer = build(args)
-    node = gossip.join(model, optimizer, algorithm="allreduce", device="cpu")
-    ours = Leg(model, optimizer, batches(args, world.rank))
-    model, optimizer = build(args)
-    theirs = Leg(DistributedDataParallel(model, **DDP_SETTINGS), optimizer, batches(args, world.rank))
-    for leg in (ours, theirs):
+    node, legs = build_legs(args, world)
+    for leg in legs.values():
         leg.train(args.warmup)
-    difference = check_alike(ours, theirs)
+    difference = check_alike(legs.values())
 
-    node.stats.take()
-    pairs = []
-    for pair in range(args.pairs):
-        ms = {}
-        for leg in (ours, theirs) if pair % 2 == 0 else (theirs, ours):
-            world.barrier()
-            ms[leg] = 1e3 * max(world.allgather(leg.train(args.steps)))
-        pairs.append((ms[ours], ms[theirs]))
+    turns = []
+    for i in range(args.turns):
+        order = legs if i % 2 == 0 else dict(reversed(legs.items()))
+        turns.append(turn(order, args.steps, world))
         if world.rank == 0:
-            ratio = ms[ours] / ms[theirs]
-            print(f"allreduce {ms[ours]:.2f} ms, ddp {ms[theirs]:.2f} ms: {ratio:.3f}", flush=True)
-    exposed = statistics.fmean(world.allgather(statistics.median(node.stats.take()["exposed_wait_ms"])))
+            print(
+                ", ".join("{} {ms:.2f} ms (CPU {cpu_ms:.2f})".format(k, **turns[-1][k]) for k in legs),
+                flush=True,
+            )
     node.finish()
     dist.destroy_process_group()
     if world.rank == 0:
-        report(args, world.size, pairs, exposed, difference)
+        report(args, world.size, turns, difference)
 
 
 def report(
-    args: argparse.Namespace,
-    ranks: int,
-    pairs: list[tuple[float, float]],
-    exposed: float,
-    difference: float,
+    args: argparse.Namespace, ranks: int, turns: list[dict[str, dict[str, float]]], difference: float
 ) -> None:
-    """Print the summary, and write the JSON file."""
-    machine, ratio = bench.machine(), statistics.median(ours / ddp for ours, ddp in pairs)
-    print(f"median ratio {ratio:.3f} (target: at most 1), allreduce waits {exposed:.1f} ms of its step")
+    """Print the medians, and write the JSON file."""
+    machine = bench.machine()
+    ratios = {
+        name: {
+            what: statistics.median(t[OURS][what] / t[name][what] for t in turns) for what in ("ms", "cpu_ms")
+        }
+        for name in DDP
+    }
+    for name, ratio in ratios.items():
+        print(
+            f"{OURS} / {name}: median {ratio['ms']:.3f} (target: at most 1); CPU time {ratio['cpu_ms']:.3f}"
+        )
     print(
-        f"{args.model}, batch {args.batch_size}, {args.pairs} pairs of {args.steps} steps; "
+        f"{args.model}, batch {args.batch_size}, {args.turns} turns of {args.steps} steps; "
         f"{ranks} ranks on {machine['cores']} cores, {machine['cpu']}, load {machine['load']:.1f}"
     )
-    print(f"DDP: {DDP_SETTINGS}; after {args.warmup} steps the parameters differ by {difference:.1e}")
+    print(f"after {args.warmup} steps the parameters differ by {difference:.1e} of the largest")
     if args.json is not None:
         result = {
             **{name: value for name, value in vars(args).items() if name != "json"},
             "ranks": ranks,
-            "ratio": ratio,
-            "pairs_ms": pairs,
-            "exposed_wait_ms": exposed,
+            "ratios": ratios,
+            "turns": turns,
             "parameter_difference": difference,
-            "ddp": DDP_SETTINGS,
+            "ddp": DDP,
             "machine": machine,
             "mpi": collect()["mpi"],
         }

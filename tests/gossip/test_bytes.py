@@ -36,14 +36,7 @@ VARIANTS = (
     "dgc:dense_1d=false",
 )
 SPECS = (*ALGORITHMS, *VARIANTS)
-CODECS = (
-    "identity",
-    "qsgd:bits=4,block=16",
-    "randk:ratio=0.25",
-    "per-tensor:topk:0.1",
-    "threshold:0.01",
-    "grid",
-)
+CODECS = ("qsgd:bits=4,block=16", "randk:ratio=0.25", "per-tensor:topk:0.1", "threshold:0.01")
 
 
 def counted(spec: str, codec: str | None, n: int, steps: int, **options: Any) -> list[int]:
@@ -107,7 +100,7 @@ def test_the_bound_is_met_where_the_wanted_share_is_sent(spec: str) -> None:
     assert list(declared(spec, None, 3, range(1, 7)).sent) == counted(spec, None, 3, 6)
 
 
-@pytest.mark.parametrize("n", [1, 2, 5])
+@pytest.mark.parametrize("n", [1, 5])
 @pytest.mark.parametrize("spec", ["choco", "qsgd:gather=scatter", "powersgd", "dgc", "dpsgd"])
 @pytest.mark.parametrize("options", [{}, {"topology": "star"}, {"bucket_mb": 0.0005}], ids=str)
 def test_any_number_of_nodes_graph_and_buckets(spec: str, n: int, options: dict[str, Any]) -> None:
@@ -300,7 +293,11 @@ def test_the_table_and_the_json_agree(
 DOCS = (Path(__file__).parents[2] / "docs" / "bytes.md").read_text("utf-8")
 
 
-@pytest.mark.parametrize("shown", re.findall(r"```text\n\$ python -m gossip bytes (.*?)```", DOCS, re.DOTALL))
+@pytest.mark.parametrize(
+    "shown",
+    re.findall(r"```text\n\$ python -m gossip bytes (.*?)```", DOCS, re.DOTALL),
+    ids=lambda shown: shown.partition("\n")[0],
+)
 def test_the_documentation_shows_what_is_printed(
     shown: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
