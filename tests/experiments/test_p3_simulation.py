@@ -151,7 +151,7 @@ def test_bounds(model: list[Layer], machine: Cluster, method: P3) -> None:
 
 
 def first_layer(model: str, seconds: float, method: P3) -> list[float]:
-    """When the ranks have the first layer's mean, if the first step computes 1 s and sends for `seconds`."""
+    """When the ranks have the first layer's mean, in a step that computes 1 s and sends for `seconds`."""
     of_model = load(model, 1.0)
     machine = Cluster(4, 1.5 * BYTES * total(of_model)[0] / seconds)
     run = simulate(of_model, machine, method, steps=2)
@@ -225,7 +225,7 @@ def test_the_models_are_those_of_the_papers() -> None:
 @pytest.mark.parametrize("method", [P3(slice=100), FIFO])
 def test_slices_and_owners_are_gossips(method: P3) -> None:
     flat = FlatModel(Net(), pieces=method.pieces(3))
-    sizes: dict[str, int] = {}
+    sizes = {}
     for name, p in Net().named_parameters():
         sizes[name.partition(".")[0]] = sizes.get(name.partition(".")[0], 0) + p.numel()
     slices = cut([Layer(name, size, 1, 2) for name, size in sizes.items()], method, 3)
