@@ -2,14 +2,16 @@
 # Everything runs in .venv; the first target that needs it sets it up, later ones skip that.
 
 PYTHON ?= python3
+DATA ?= data
 VENV := .venv
 STAMP := $(VENV)/.set-up
 IN_VENV := . $(VENV)/bin/activate &&
 
-.PHONY: help quickstart test lint clean
+.PHONY: help quickstart findings test lint clean
 
 help:
 	@echo 'make quickstart   train ResNet-20 on 8 MPI ranks in a ring: DCD with 8-bit messages, built-in data'
+	@echo 'make findings     the papers'"'"' statements about convergence, judged by 108 short runs (DATA=data: CIFAR-10)'
 	@echo 'make test         the test suite'
 	@echo 'make lint         ruff and mypy'
 	@echo 'make clean        remove .venv and caches; runs/ and data/ stay'
@@ -23,8 +25,15 @@ quickstart: $(STAMP)
 	$(IN_VENV) mpirun -n 8 python -m experiments.train \
 		--config experiments/quickstart.toml --out runs/quickstart --overwrite
 
+# Can be interrupted and repeated: finished runs stay.
+findings: $(STAMP)
+	$(IN_VENV) python -m gossip sweep experiments/findings.toml --set data-dir=$(DATA) --out runs/findings
+	$(IN_VENV) python -m experiments.findings runs/findings --out experiments/results/findings
+
+# What starts ranks comes last and one by one: it is about how soon a job ends, and would compete for the cores.
 test: $(STAMP)
-	$(IN_VENV) python -m pytest
+	$(IN_VENV) python -m pytest -n auto --dist loadfile -m 'not slow and not mpi'
+	$(IN_VENV) python -m pytest -m 'mpi and not slow'
 
 lint: $(STAMP)
 	$(IN_VENV) ruff check .

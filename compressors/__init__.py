@@ -1,6 +1,16 @@
 """Message compressors, all with the Compressor contract of base.py; one file per codec or pair of twins."""
 
-from .base import CODECS, Compressor, NonFiniteError, PayloadError, option, register, relative_error
+from .base import (
+    CODECS,
+    Compressor,
+    NonFiniteError,
+    PaperSize,
+    PayloadError,
+    Shape,
+    option,
+    register,
+    relative_error,
+)
 from .grid import Grid
 from .half import BF16, FP16
 from .identity import Identity
@@ -27,9 +37,11 @@ __all__ = [
     "Natural",
     "NonFiniteError",
     "OneBit",
+    "PaperSize",
     "PayloadError",
     "PerTensor",
     "RandK",
+    "Shape",
     "Sign",
     "TernGrad",
     "Threshold",

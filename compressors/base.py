@@ -10,9 +10,10 @@ A codec is a frozen dataclass of its options, registered under the name used on 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 import torch
@@ -21,6 +22,18 @@ from torch import Tensor
 CODECS: dict[str, type[Compressor]] = {}
 
 _C = TypeVar("_C", bound="type[Compressor]")
+
+
+Shape = tuple[int, ...]
+"""Of a parameter tensor."""
+
+
+@dataclass(frozen=True)
+class PaperSize:
+    """The bytes of a message by a paper's own law, and that law in words."""
+
+    bytes: float
+    law: str
 
 
 class NonFiniteError(ValueError):
@@ -85,6 +98,15 @@ class Compressor(ABC):
     def for_segments(self, sizes: Sequence[int]) -> Compressor:
         """This codec for a vector made of tensors of these sizes. Most codecs do not look at them."""
         return self
+
+    def paper_size(self, shapes: Sequence[Shape]) -> PaperSize:
+        """The message about tensors of these shapes, in the model's order, as the paper counts it.
+
+        Where the paper's count is no other: what is sent, at most.
+        """
+        sizes = [math.prod(shape) for shape in shapes]
+        message = self.for_segments(sizes).max_bytes(sum(sizes))
+        return PaperSize(message, f"one {self.name} message of all values")
 
     def contraction_gamma(self) -> float:
         """Default consensus step gamma_c of CHOCO-like methods with this codec.

@@ -53,6 +53,7 @@ class Job(ctypes.Structure):
 
 
 _off = False
+_told = False  # this process has warned, or need not
 
 
 @contextmanager
@@ -81,7 +82,10 @@ def usable(*tensors: Tensor) -> bool:
     """Whether the kernels are there, and these tensors in this process's memory, contiguous."""
     if _off or any(t.device.type != "cpu" or not t.is_contiguous() for t in tensors):
         return False
-    return _warned_load() is not None
+    library, why = _load()
+    if library is None:
+        _tell_if_missing(why)
+    return library is not None
 
 
 def lib() -> ctypes.CDLL:
@@ -132,15 +136,21 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     return None, why
 
 
-@cache
-def _warned_load() -> ctypes.CDLL | None:
-    library, why = _load()
-    if library is None and not why.startswith("GOSSIP_KERNELS"):
-        warnings.warn(
-            f"compressors: {why}; torch encodes and decodes instead: the same bytes, several times slower. "
-            "To build them, install a C compiler, then this package again (pip install --force-reinstall "
-            "--no-deps, or `make` after `make clean`).",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-    return library
+def say_nothing() -> None:
+    """Do not warn in this process that the kernels are missing: another one of the same job does."""
+    global _told
+    _told = True
+
+
+def _tell_if_missing(why: str) -> None:
+    global _told
+    if _told or why.startswith("GOSSIP_KERNELS"):
+        return
+    _told = True
+    warnings.warn(
+        f"compressors: {why}; torch encodes and decodes instead: the same bytes, several times slower. "
+        "To build them, install a C compiler, then this package again (pip install --force-reinstall "
+        "--no-deps, or `make` after `make clean`).",
+        RuntimeWarning,
+        stacklevel=3,
+    )

@@ -103,9 +103,18 @@ def _subset(n: int, k: int, seed: int) -> NDArray[np.int64]:
     draws = k + 2 * k * k // n + 64  # leaves k distinct ones but for rare cases
     while True:
         words = random_words(2 * draws, seed).numpy().view(np.uint64)
-        drawn = np.sort((words % np.uint64(n)).astype(np.int64))
-        distinct = drawn[np.append(True, drawn[1:] != drawn[:-1])]
+        distinct = _distinct((words % np.uint64(n)).astype(np.int64), n)
         if distinct.size >= k:
             order = random_words(distinct.size, derive_key(seed, 0)).numpy()  # a key's words all differ
             return distinct[order <= np.partition(order, k - 1)[k - 1]]
         draws *= 2
+
+
+def _distinct(drawn: NDArray[np.int64], n: int) -> NDArray[np.int64]:
+    """Ascending, without duplicates; by a mark for each of 0..n-1 where they are many, else by sorting."""
+    if 16 * drawn.size > n:
+        marks = np.zeros(n, bool)
+        marks[drawn] = True
+        return np.flatnonzero(marks)
+    drawn = np.sort(drawn)
+    return drawn[np.append(True, drawn[1:] != drawn[:-1])]

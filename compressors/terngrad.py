@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from . import rules, stats
-from .base import gamma_of, option, register, relative_error
+from .base import PaperSize, Shape, gamma_of, option, register, relative_error
 from .blocks import check_block
 from .rows import RowCodec
 from .rules import Rule
@@ -46,6 +48,16 @@ class TernGrad(RowCodec):
     @property
     def rule(self) -> Rule:
         return rules.Levels(1)
+
+    def paper_size(self, shapes: Sequence[Shape]) -> PaperSize:
+        """The scales are not counted, and the last layer, which TernGrad leaves as it is, takes 32 bits.
+
+        The last layer begins with the last tensor of two dimensions or more.
+        """
+        sizes = [math.prod(shape) for shape in shapes]
+        last = max((i for i, shape in enumerate(shapes) if len(shape) > 1), default=len(shapes))
+        size = sum(sizes[:last]) / 4 + 4 * sum(sizes[last:])
+        return PaperSize(size, "2 bit a value, 32 bit a value of the last layer")
 
     def contraction_gamma(self) -> float:
         """As for an unbiased codec: clipped or not, its error is noise."""

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 
 import gossip
+from experiments import toml, workloads
 from experiments.runfolder import RunFolder
 from gossip import cli
 from gossip.errors import UsageError
-from gossip.spec import nearest
+from gossip.suggest import nearest
 from gossip.transport.base import Transport
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ABOUT_THE_COMMAND = ("config", "out", "resume", "overwrite")
 """Options that say what to do with a run, and are no part of it."""
@@ -36,6 +31,7 @@ MAY_CHANGE = (
     "epochs",
     "steps",
     "data_dir",
+    "data_file",
     "threads",
     "device",
     "timeout",
@@ -91,19 +87,31 @@ def parser() -> ArgumentParser:
     )
 
     add = parser.add_argument_group("model and data").add_argument
-    add("--model", default="resnet20", help="resnet20, resnet32, resnet56, resnet110 or mlp (%(default)s)")
-    add("--dataset", default="cifar10", help="cifar10, or synthetic: built in, no download (%(default)s)")
-    add("--data-dir", default="data", metavar="DIR", help="where CIFAR-10 is or shall be put (%(default)s)")
-    add("--partition", default="iid", help="who gets which samples: iid or dirichlet:alpha=0.1 (%(default)s)")
+    add("--model", help="resnet8, -20, -32, -56, -110, vgg11, -16, -19 or mlp (resnet20); of text: lstm")
+    add(
+        "--dataset",
+        default="cifar10",
+        help="cifar10; synthetic: built in, no download; text: a file of yours (%(default)s)",
+    )
+    # The options of one workload only have no default here: `workloads.settle` has to know what was given.
+    add("--data-dir", metavar="DIR", help="images: where CIFAR-10 is or shall be put (data)")
+    add("--partition", help="images: who gets which samples: iid or dirichlet:alpha=0.1 (iid)")
     add(
         "--bn",
         choices=("recompute", "average", "local"),
-        default="recompute",
-        help="batch norm statistics of the averaged model before a test (%(default)s)",
+        help="images: batch norm statistics of the averaged model before a test (recompute)",
     )
+    add("--data-file", metavar="FILE", help="text: the file, or the training one of three, as ptb.train.txt")
+    add("--bptt", type=positive_int, metavar="N", help="text: words per window, to learn through (35)")
 
     add = parser.add_argument_group("optimization").add_argument
-    add("--batch-size", type=positive_int, default=32, metavar="N", help="samples per node (%(default)s)")
+    add(
+        "--batch-size",
+        type=positive_int,
+        default=32,
+        metavar="N",
+        help="samples, or columns of text, per node (%(default)s)",
+    )
     add("--optimizer", choices=("sgd", "adamw"), default="sgd", help="(%(default)s)")
     add("--lr", type=positive_float, default=0.1, help="learning rate (%(default)s)")
     add("--momentum", type=fraction, default=MOMENTUM, help="of sgd (%(default)s)")
@@ -121,6 +129,12 @@ def parser() -> ArgumentParser:
         default=0.0,
         metavar="EPOCHS",
         help="raise the learning rate linearly in the beginning (%(default)s)",
+    )
+    add(
+        "--clip-norm",
+        type=positive_float,
+        metavar="NORM",
+        help="clip the gradient to this L2 norm; dgc does it itself, before it accumulates (no clipping)",
     )
     add("--amp", choices=("none", "bf16"), default="none", help="run the model in bfloat16 (%(default)s)")
 
@@ -155,7 +169,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         raise UsageError(f"--seed {args.seed}: give a whole number, 0 or more")
     if args.nesterov and not args.momentum:
         raise UsageError("--nesterov needs a --momentum above 0")
-    return args
+    return workloads.settle(args)
 
 
 def resolve(args: argparse.Namespace, world: Transport) -> argparse.Namespace:
@@ -204,24 +218,24 @@ def due(step: int, period: float) -> bool:
 
 
 def flags_of(file: Path) -> list[str]:
-    """The flags that a TOML file stands for, each checked: ``batch-size = 16`` is ``--batch-size 16``.
+    """The flags that a TOML file stands for; see `flags`."""
+    return flags(toml.read(file), file)
+
+
+def flags(values: Mapping[str, Any], file: Path) -> list[str]:
+    """The flags that the `values` in `file` stand for, each checked: ``lr = 0.1`` is ``--lr=0.1``.
 
     Keys may be written with ``-`` or ``_``. Raises `UsageError` for what no flag would accept.
     """
-    try:
-        values = tomllib.loads(file.read_text())
-    except OSError as error:
-        raise UsageError(f"--config {file}: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{file} is not TOML: {error}") from None
+    known = parser()
     actions = {
         option[2:]: action
-        for action in parser()._actions
+        for action in known._actions
         for option in action.option_strings
         if option.startswith("--")
     }
     keys = [key for key in actions if not key.startswith("no-") and key not in (*ABOUT_THE_COMMAND, "help")]
-    flags = []
+    found = []
     for key, value in values.items():
         name = key.replace("_", "-")
         if name not in keys:
@@ -230,11 +244,11 @@ def flags_of(file: Path) -> list[str]:
             raise UsageError(f"{file}: unknown key {key!r}; {hint}")
         flag = _flag(name, value, actions[name], file)
         try:
-            parser().parse_args([flag])
+            known.parse_args([flag])
         except UsageError as error:
             raise UsageError(f"{file}: {error}") from None
-        flags.append(flag)
-    return flags
+        found.append(flag)
+    return found
 
 
 def _flag(name: str, value: object, action: argparse.Action, file: Path) -> str:
@@ -249,18 +263,13 @@ def _flag(name: str, value: object, action: argparse.Action, file: Path) -> str:
 
 def to_toml(args: argparse.Namespace) -> str:
     """`args` as a file for ``--config`` that repeats the run."""
-    lines = [
-        f"{name.replace('_', '-')} = {_toml_value(value)}"
-        for name, value in vars(args).items()
-        if value is not None and name not in ABOUT_THE_COMMAND
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _toml_value(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+    return toml.dumps(
+        {
+            name.replace("_", "-"): value
+            for name, value in vars(args).items()
+            if value is not None and name not in ABOUT_THE_COMMAND
+        }
+    )
 
 
 def _check_same_run(args: argparse.Namespace, own: argparse.Namespace, out: str) -> None:

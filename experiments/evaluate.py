@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from experiments.data.augment import augment
+from experiments.data.windows import NO_TARGET
 from gossip.session import Session
 from gossip.transport.base import Transport
 
@@ -28,11 +29,22 @@ Forward = Callable[[nn.Module, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Score:
-    """A model on a test set: `correct` of `count` samples, and the sum of their losses."""
+    """A model on test data: `correct` of `count` samples (images, or words), and the sum of their losses."""
 
-    correct: int
-    count: int
-    loss_sum: float
+    correct: int = 0
+    count: int = 0
+    loss_sum: float = 0.0
+
+    @staticmethod
+    def of(logits: Tensor, y: Tensor) -> Score:
+        """Of logits [b, k] and classes or words int64 [b]; `NO_TARGET` among them does not count."""
+        logits, y = logits.float().cpu(), y.cpu()
+        correct = int((logits.argmax(1) == y).sum())
+        loss_sum = float(F.cross_entropy(logits, y, ignore_index=NO_TARGET, reduction="sum"))
+        return Score(correct, int((y != NO_TARGET).sum()), loss_sum)
+
+    def __add__(self, other: Score) -> Score:
+        return Score(self.correct + other.correct, self.count + other.count, self.loss_sum + other.loss_sum)
 
     @property
     def accuracy(self) -> float:
@@ -41,49 +53,73 @@ class Score:
 
     @property
     def loss(self) -> float:
+        """The mean cross-entropy."""
         return self.loss_sum / self.count
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the mean cross-entropy: among how many equally likely words the model would be as unsure."""
+        try:
+            return math.exp(self.loss)
+        except OverflowError:
+            return math.inf
+
+    def together(self, world: Transport) -> Score:
+        """Collective: the sum of all ranks' scores."""
+        return sum(world.allgather(self), start=Score())
 
 
 def score(model: nn.Module, images: Tensor, labels: Tensor, forward: Forward) -> Score:
     """Test `model` on all of `images` (uint8 [n, c, h, w]) and `labels` (int64 [n]) on this rank."""
-    correct, loss_sum = 0, 0.0
-    with _testing(model):
-        for x, y in zip(images.split(TEST_BATCH), labels.split(TEST_BATCH), strict=True):
-            logits = forward(model, x).float().cpu()
-            correct += int((logits.argmax(1) == y).sum())
-            loss_sum += float(F.cross_entropy(logits, y, reduction="sum"))
-    return Score(correct, len(labels), loss_sum)
+    batches = zip(images.split(TEST_BATCH), labels.split(TEST_BATCH), strict=True)
+    with testing(model):
+        return sum((Score.of(forward(model, x), y) for x, y in batches), start=Score())
 
 
 def score_together(
     model: nn.Module, images: Tensor, labels: Tensor, forward: Forward, world: Transport
 ) -> Score:
     """Collective: the same as `score`, every rank taking a share. No sample is left out or counted twice."""
-    mine = score(model, images[world.rank :: world.size], labels[world.rank :: world.size], forward)
-    shares = world.allgather((mine.correct, mine.count, mine.loss_sum))
-    return Score(*(sum(column) for column in zip(*shares, strict=True)))
+    own = slice(world.rank, None, world.size)
+    return score(model, images[own], labels[own], forward).together(world)
 
 
-def averaged_model(
-    session: Session, model: nn.Module, batch_norm: str, images: Tensor, forward: Forward
-) -> nn.Module:
-    """Collective: a copy of `model` with the mean of all nodes' parameters.
+def averaged_model(session: Session, model: nn.Module, buffers: str = "average") -> nn.Module:
+    """Collective: a copy of `model` with the mean of all nodes' parameters, in evaluation mode.
 
-    Args:
-        batch_norm: where its running statistics come from: ``recompute`` (from `images`, the training
-            set, augmented), ``average`` (the mean of the nodes') or ``local`` (this node's own).
+    `buffers`, such as batch normalisation's statistics: ``average`` or ``local``.
     """
     average = copy.deepcopy(model)
-    average.load_state_dict(session.averaged_state_dict("local" if batch_norm == "local" else "average"))
-    if batch_norm == "recompute":
-        # Augmented, as in training: statistics of plain images cost ResNet-20 on CIFAR-10 almost two points.
-        generator = torch.Generator().manual_seed(session.rank)
-
-        def augmented(model: nn.Module, x: Tensor) -> Tensor:
-            return forward(model, augment(x, generator))
-
-        recompute_batch_norm(average, images, augmented, session.world)
+    average.load_state_dict(session.averaged_state_dict(buffers))
     return average.eval()
+
+
+def averaged_image_model(
+    session: Session, model: nn.Module, batch_norm: str, images: Tensor, forward: Forward
+) -> nn.Module:
+    """Collective: the averaged model, with batch normalisation statistics of its own.
+
+    Args:
+        batch_norm: where the running statistics come from: ``recompute`` (from `images`, the training
+            set, augmented), ``average`` (the mean of the nodes') or ``local`` (this node's own).
+    """
+    average = averaged_model(session, model, "local" if batch_norm == "local" else "average")
+    if batch_norm == "recompute":
+        recompute_augmented(average, images, forward, session.world)
+    return average
+
+
+def recompute_augmented(model: nn.Module, images: Tensor, forward: Forward, world: Transport) -> None:
+    """Collective: `recompute_batch_norm` from `images` augmented as in training.
+
+    Statistics of plain images cost ResNet-20 on CIFAR-10 almost two points.
+    """
+    generator = torch.Generator().manual_seed(world.rank)
+
+    def augmented(model: nn.Module, x: Tensor) -> Tensor:
+        return forward(model, augment(x, generator))
+
+    recompute_batch_norm(model, images, augmented, world)
 
 
 def recompute_batch_norm(model: nn.Module, images: Tensor, forward: Forward, world: Transport) -> None:
@@ -98,7 +134,7 @@ def recompute_batch_norm(model: nn.Module, images: Tensor, forward: Forward, wor
     mine = chosen[world.rank :: world.size]
     batches = mine.chunk(math.ceil(len(mine) / BN_BATCH)) if len(mine) else ()
     momenta = [layer.momentum for layer in layers]
-    with _testing(model):
+    with testing(model):
         for layer in layers:
             layer.reset_running_stats()
             layer.momentum = None  # a cumulative average: all batches count the same
@@ -118,7 +154,7 @@ def recompute_batch_norm(model: nn.Module, images: Tensor, forward: Forward, wor
 
 
 @contextmanager
-def _testing(model: nn.Module) -> Iterator[None]:
+def testing(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients; afterwards every module is in the mode it was in."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

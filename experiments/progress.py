@@ -7,6 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from experiments.headline import ACCURACY, headline
+
 BAR_WIDTH = 30
 REFRESH_SECONDS = 0.2
 
@@ -67,9 +69,9 @@ class Progress:
             f"wait {row['exposed_wait_ms']:.1f} ms  {size(row['bytes_sent_per_step'])}/step  "
             f"ETA {self._eta(row['step'])}"
         )
-        if "test_accuracy" in row:
+        if (shown := headline(row)) is not None:
             text += (
-                f"\n  test accuracy {row['test_accuracy']:.2f} % (averaged model)  "
+                f"\n  {shown.title} {row[shown.key]:.2f}{shown.suffix} (averaged model)  "
                 f"test loss {row['test_loss']:.4f}  consensus distance {row['consensus_distance']:.3g}"
             )
         self.say(text)
@@ -91,11 +93,13 @@ def describe(summary: Mapping[str, Any]) -> str:
     share = f", {sent / dense:.0%} of the {size(dense)} that all-reduce sends" if dense else ""
     waits = f", {summary['exposed_wait_ms'] / summary['step_ms']:.1%} of a step" if summary["step_ms"] else ""
     what = f"{summary['algorithm']}, {summary['topology']}, {summary['compressor']}"
+    shown = headline(summary) or ACCURACY
+    local = [f"{summary[f'{shown.key}_local_{which}']:.2f}" for which in ("min", "max")]
     lines = [
         f"{what}: {count(summary['nodes'], 'node')}, {count(summary['steps'], 'step')} "
         f"in {duration(summary['seconds'])}",
-        f"  test accuracy        {summary['test_accuracy']:.2f} % averaged model; single nodes "
-        f"{summary['test_accuracy_local_min']:.2f} to {summary['test_accuracy_local_max']:.2f} %",
+        f"  {shown.title:<20} {summary[shown.key]:.2f}{shown.suffix} averaged model; single nodes "
+        f"{' to '.join(local)}{shown.suffix}",
         f"  consensus distance   {summary['consensus_distance']:.4g}",
         f"  sent per step        {size(sent)} in {summary['messages_sent_per_step']:.3g} messages{share}",
         f"  step                 {summary['step_ms']:.1f} ms, of which compute {summary['compute_ms']:.1f}, "

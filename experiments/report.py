@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments import config, evaluate, plot
-from experiments.data import Dataset
+from experiments import config, plot
 from experiments.meter import PER_STEP, Meter, aggregate, slowest_rank
 from experiments.progress import Progress, count, describe
 from experiments.runfolder import RunFolder, read_metrics
+from experiments.workloads import Workload
 from gossip import envreport
 from gossip.session import Session
 from gossip.transport.environment import env_size, launched
@@ -38,15 +38,14 @@ class Report:
         folder: RunFolder,
         node: Session,
         model: nn.Module,
-        dataset: Dataset,
-        forward: evaluate.Forward,
+        workload: Workload,
         meter: Meter,
         steps_per_epoch: int,
         done: int,
         total: int,
     ) -> None:
         self._args, self._folder, self._node, self._model = args, folder, node, model
-        self._dataset, self._forward, self._meter = dataset, forward, meter
+        self._workload, self._meter = workload, meter
         self._steps_per_epoch, self._done, self._total = steps_per_epoch, done, total
         self._writes = node.rank == 0
         self._progress = Progress(self._writes, done, total)
@@ -62,6 +61,8 @@ class Report:
             self._folder.create()
         self._folder.write_text("config.toml", f"# {command()}\n{config.to_toml(args)}")
         self._folder.write_json("env.json", envreport.collect())
+        for name, text in self._workload.files.items():
+            self._folder.write_text(name, text)
         d = sum(p.numel() for p in self._model.parameters())
         self._progress.say(
             f"{args.model} ({d:,} parameters) on {args.dataset}; "
@@ -70,7 +71,7 @@ class Report:
             f"steps {self._done} to {self._total}, {self._steps_per_epoch} per epoch, "
             f"effective batch {node.size * args.batch_size}, into {self._folder.path}"
         )
-        for note in node.notes:
+        for note in (*self._workload.notes, *node.notes):
             self._progress.say(f"note: {note}")
 
     def say(self, text: str) -> None:
@@ -101,18 +102,18 @@ class Report:
 
     def finish(self) -> None:
         """Collective: test every node's own model, write the summary and draw the plots."""
-        own = evaluate.score(self._model, self._dataset.test_x, self._dataset.test_y, self._forward)
-        mine = {**self._meter.result(self._steps_per_epoch), "test_accuracy_local": own.accuracy}
+        headline, *_ = self._workload.measures
+        own = self._workload.test(self._model, self._node.device)[headline]
+        mine = {**self._meter.result(self._steps_per_epoch), f"{headline}_local": own}
         everyone = self._node.world.allgather(mine)
         if not self._writes:
             return
         measured, last = aggregate(everyone), read_metrics(self._folder.path)[-1]
         summary = self._summary(measured, self._total) | {
-            "test_accuracy": last["test_accuracy"],
-            "test_loss": last["test_loss"],
-            "test_accuracy_local_mean": measured["test_accuracy_local"],
-            "test_accuracy_local_min": measured["test_accuracy_local_min"],
-            "test_accuracy_local_max": measured["test_accuracy_local_max"],
+            **{name: last[name] for name in self._workload.measures},
+            f"{headline}_local_mean": measured[f"{headline}_local"],
+            f"{headline}_local_min": measured[f"{headline}_local_min"],
+            f"{headline}_local_max": measured[f"{headline}_local_max"],
             "consensus_distance": last["consensus_distance"],
             "slowest_rank": slowest_rank(everyone),
         }
@@ -131,25 +132,22 @@ class Report:
     # -- how ---------------------------------------------------------------------------------------
 
     def _test(self) -> Line:
-        """Collective: test accuracy and loss of the averaged model, which is also saved."""
-        node, data = self._node, self._dataset
-        average = evaluate.averaged_model(node, self._model, self._args.bn, data.train_x, self._forward)
-        result = evaluate.score_together(average, data.test_x, data.test_y, self._forward, node.world)
+        """Collective: what a test of the averaged model measures; the model is also saved."""
+        node = self._node
+        average = self._workload.averaged_model(node, self._model)
+        measured = self._workload.test(average, node.device, node.world)
         if self._writes:
             self._folder.write_tensors("averaged.pt", _plain(average.state_dict()))
-        return {
-            "test_accuracy": result.accuracy,
-            "test_loss": result.loss,
-            "consensus_distance": node.consensus_distance(),
-        }
+        return {**measured, "consensus_distance": node.consensus_distance()}
 
     def _summary(self, measured: Mapping[str, Any], steps: int) -> Line:
-        args, node = self._args, self._node
+        args, node, measures = self._args, self._node, self._workload.measures
         return {
             "algorithm": str(node.algorithm),
             "topology": args.topology,
             "compressor": str(node.compressor),
             "nodes": node.size,
+            "virtual_nodes": node.size > 1 and not launched(),
             "model": args.model,
             "dataset": args.dataset,
             "batch_size": args.batch_size,
@@ -157,11 +155,8 @@ class Report:
             "steps": steps,
             "epochs": steps / self._steps_per_epoch,
             "train_loss": measured["train_loss"],
-            "test_accuracy": None,
-            "test_loss": None,
-            "test_accuracy_local_mean": None,
-            "test_accuracy_local_min": None,
-            "test_accuracy_local_max": None,
+            **dict.fromkeys(measures),
+            **dict.fromkeys(f"{measures[0]}_local_{which}" for which in ("mean", "min", "max")),
             "consensus_distance": None,
             "bytes_sent_per_step": measured["bytes_sent_per_step"],
             "messages_sent_per_step": measured["messages_sent_per_step"],

@@ -1,7 +1,7 @@
 """The run folder ``--out``: what a run leaves behind, and what it may do to a folder that is already there.
 
 Files: ``config.toml`` (repeats the run), ``env.json``, ``metrics.jsonl``, ``checkpoint/``, ``averaged.pt``,
-``training.png``, ``consensus.png``, ``summary.json``.
+``training.png``, ``consensus.png``, ``summary.json``; of text also ``vocab.txt``.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from experiments.runs import read_metrics, read_summary
 from gossip.errors import UsageError
 
 FILES = (
     "config.toml",
     "env.json",
     "metrics.jsonl",
+    "vocab.txt",
     "averaged.pt",
     "training.png",
     "consensus.png",
@@ -78,10 +80,7 @@ class RunFolder:
 
     def summary(self) -> dict[str, Any] | None:
         """What the run's summary says; None while it has none."""
-        try:
-            return dict(json.loads((self.path / "summary.json").read_text()))
-        except FileNotFoundError:
-            return None
+        return read_summary(self.path)
 
     def append(self, row: Mapping[str, Any]) -> None:
         """One more line of metrics.jsonl, on disk when this returns to whoever reads the file meanwhile."""
@@ -92,7 +91,7 @@ class RunFolder:
         self.write_text(name, json.dumps(value, indent=2) + "\n")
 
     def write_text(self, name: str, text: str) -> None:
-        self._replace(name, lambda path: path.write_text(text))
+        self._replace(name, lambda path: path.write_text(text, encoding="utf-8"))
 
     def write_tensors(self, name: str, tensors: dict[str, Tensor]) -> None:
         self._replace(name, lambda path: torch.save(tensors, path))
@@ -102,19 +101,3 @@ class RunFolder:
         partial = self.path / f"{name}.partial"
         write(partial)
         os.replace(partial, self.path / name)
-
-
-def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics.jsonl; a last line that was cut short is left out."""
-    try:
-        lines = (Path(path) / "metrics.jsonl").read_text().splitlines()
-    except FileNotFoundError:
-        return []
-    rows = []
-    for number, line in enumerate(lines, 1):
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            if number < len(lines):
-                raise UsageError(f"{path}/metrics.jsonl, line {number} is not JSON") from None
-    return rows

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from gossip.errors import UsageError
-from gossip.spec import nearest
+from gossip.suggest import nearest
 
 DECAY = 0.1
 """Factor at every step of ``step``."""

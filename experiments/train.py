@@ -13,18 +13,18 @@ import itertools
 import math
 import os
 import sys
-import warnings
 from collections.abc import Sequence
 
-from torch.nn.functional import cross_entropy
+from torch import nn
 
 import gossip
-from experiments import config, data, recipe
+from experiments import config, recipe
 from experiments.agree import EXIT_CODE_INTERRUPTED, EXIT_CODE_STOPPED, Agreement, StopSignal
 from experiments.meter import Meter
 from experiments.report import Report
 from experiments.runfolder import RunFolder
 from experiments.state import RunState
+from experiments.workloads import workload_of
 from gossip import cli
 from gossip.errors import DivergedError
 from gossip.transport.environment import launched
@@ -32,7 +32,6 @@ from gossip.transport.environment import launched
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command; exits with the job's exit code."""
-    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
     try:
         cli.run(lambda: run(argv))
     except KeyboardInterrupt:
@@ -57,14 +56,15 @@ def train(args: argparse.Namespace, stop_signal: StopSignal) -> int:
     folder = RunFolder(args.out)
     folder.check(args.resume, args.overwrite)
     recipe.check(args)
-    dataset = data.load(args.dataset, args.data_dir, world)
+    workload = workload_of(args.dataset).load(args, world)
 
-    model = recipe.build_model(args, len(dataset.classes))
+    model = workload.build_model()
     optimizer = recipe.build_optimizer(args, model)
-    node = gossip.join(model, optimizer, **gossip.join_options(args))
-    batches = recipe.build_batches(args, dataset, node)
+    method, clip_norm = recipe.clipping(args)
+    node = gossip.join(model, optimizer, **gossip.join_options(args) | {"algorithm": method})
+    batches = workload.batches(node)
     scheduler = recipe.build_scheduler(args, optimizer, len(batches))
-    precision = recipe.precision(args, node.device)
+    precision = workload.precision(node.device)
     recipe.seed_streams(args.seed, node.rank)
 
     meter = Meter(node.stats)
@@ -79,8 +79,7 @@ def train(args: argparse.Namespace, stop_signal: StopSignal) -> int:
     )
     done = state.load() if args.resume else 0
     total = min(math.ceil(args.epochs * len(batches)), args.steps or math.inf)
-    forward = recipe.forward_pass(args, dataset, node.device)
-    report = Report(args, folder, node, model, dataset, forward, meter, len(batches), done, total)
+    report = Report(args, folder, node, model, workload, meter, len(batches), done, total)
     if done >= total and folder.summary() is not None:
         report.say(f"the run in {folder.path} is finished: {done} steps. Raise --epochs or --steps to go on.")
         return 0
@@ -92,11 +91,13 @@ def train(args: argparse.Namespace, stop_signal: StopSignal) -> int:
     try:
         for step in range(done + 1, total + 1):
             with meter.step():
-                x, y = next(stream)
+                batch = next(stream)
                 optimizer.zero_grad()
                 with precision:
-                    loss = cross_entropy(model(x), y)
+                    loss = workload.loss(model, batch)
                 loss.backward()
+                if clip_norm is not None:
+                    nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
                 agreement.check_loss(loss.item(), step)
                 meter.record(loss.item(), lr=optimizer.param_groups[0]["lr"])
                 optimizer.step()

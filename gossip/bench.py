@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -222,7 +223,7 @@ def run(args: argparse.Namespace) -> None:
     print("\n".join(verdicts(rows)))
     if args.json:
         args.json.write_text(
-            json.dumps({**_machine(), "rows": [asdict(row) for row in rows]}, indent=1) + "\n"
+            json.dumps({**machine(), "rows": [asdict(row) for row in rows]}, indent=1) + "\n"
         )
 
 
@@ -303,7 +304,8 @@ def _verdict(what: str, value: float, wanted: str, met: bool) -> str:
     return f"{'met   ' if met else 'MISSED'} {what}: {value:.2f} ({wanted})"
 
 
-def _machine() -> dict[str, object]:
+def machine() -> dict[str, Any]:
+    """What the numbers of a benchmark depend on, as a JSON value."""
     return {
         "platform": platform.platform(),
         "cpu": _cpu_model(),

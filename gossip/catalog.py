@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
 from collections.abc import Callable, Iterator
 
@@ -13,6 +14,16 @@ from topologies import RULES, Topology, TopologyError
 
 NODES = 8
 """Combinations are tried on a ring of this many nodes."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``list``."""
+    parser.add_argument("what", nargs="?", choices=PAGES, metavar="|".join(PAGES), help="only these")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Print the page that was asked for, or all."""
+    print("\n\n\n".join(catalog(what) for what in ([args.what] if args.what else PAGES)))
 
 
 def catalog(plural: str) -> str:
@@ -49,8 +60,8 @@ def _algorithm(name: str) -> Iterator[str]:
     if method.paper:
         yield f"paper: {method.paper}"
     yield f"works on: {'the parameters' if method.kind == 'parameter' else 'the gradients'}"
-    if method.kind == "gradient":
-        yield "topologies: not used, the mean is over all nodes"
+    if not method.uses_graph:
+        yield "topologies: not used"
     elif method.needs_symmetric:
         yield "topologies: fixed and undirected"
     else:

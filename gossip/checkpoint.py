@@ -17,7 +17,7 @@ import pickle
 import random
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +87,22 @@ def load(
     facts = world.allgather(_read_facts(here) if world.rank == 0 else None)[0]
     _check(here, facts, world.size, about or {})
     return facts["step"], _read(here / f"rank{world.rank}.pt")
+
+
+def every_rank(folder: Path) -> tuple[int, int, Iterator[dict[str, Any]]]:
+    """Step, number of ranks, and one rank's state after the other, of the newest complete checkpoint.
+
+    For tools outside the job, which need neither MPI nor as many processes.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged; a rank's file that is missing, when its turn comes.
+    """
+    here = latest(folder)
+    if here is None:
+        raise CheckpointError(f"there is no complete checkpoint in {folder}")
+    facts = _read_facts(here)
+    _check(here, facts, facts.get("size", 0), {})
+    return facts["step"], facts["size"], (_read(here / f"rank{rank}.pt") for rank in range(facts["size"]))
 
 
 def rng_state(device: torch.device | None = None) -> dict[str, Any]:

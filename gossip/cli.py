@@ -9,12 +9,13 @@ import argparse
 import re
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 from gossip import transport
 from gossip.errors import GossipError, UsageError
-from gossip.spec import nearest
+from gossip.suggest import nearest
 from gossip.transport.environment import env_rank, launched
 
 PATIENCE = 5.0
@@ -24,8 +25,9 @@ PATIENCE = 5.0
 def run(main: Callable[[], int | None]) -> NoReturn:
     """Call `main` and exit with what it returns; a `GossipError` becomes one message and its exit code.
 
-    Other exceptions pass through, with their traceback.
+    Other exceptions pass through, with their traceback. Warnings are one line each, without source code.
     """
+    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
     try:
         code = main()
     except GossipError as error:
@@ -66,7 +68,7 @@ def _end_job(error: GossipError) -> NoReturn:
     Mostly all ranks come here with the same error. Then rank 0 reports it and the others are ended while they
     wait; one that is still alive afterwards was alone with its error.
     """
-    if launched() and transport._world is not None:
+    if launched() and transport.started():
         raise error  # MPI runs: the transport's excepthook reports it, and ends ranks that wait for this one
     rank = env_rank()
     if rank != 0:

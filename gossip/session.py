@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from compressors import Compressor
+from compressors import Compressor, kernels
 from gossip import spec
 from gossip.algorithms import Adoption, Algorithm
 from gossip.effects import Node
@@ -32,7 +32,9 @@ from gossip.outbox import IN_FLIGHT, Outbox, Posting
 from gossip.shard import Shard
 from gossip.stats import Stats
 from gossip.trace import Trace
-from gossip.transport import Transport, world
+from gossip.transport import world
+from gossip.transport.base import Transport, mean_bytes
+from gossip.transport.environment import env_rank
 from topologies import Schedule, Topology
 
 log = logging.getLogger("gossip")
@@ -91,6 +93,8 @@ def join(
         UsageError: something does not fit; the message says what to type instead.
     """
     transport = world()
+    if env_rank() > 0:
+        kernels.say_nothing()
     method = spec.make_algorithm(algorithm)
     graph = spec.make_topology(topology, transport.size, weights)
     codec = spec.make_codec(method.default_compressor if compressor is None else compressor)
@@ -98,8 +102,6 @@ def join(
         warnings.warn(f"{method.name} does not use a compressor: {codec} is ignored.", stacklevel=2)
     if progress not in ("hooks", "thread"):
         raise UsageError(f"progress={progress!r}: choose 'hooks' or 'thread'.")
-    if bucket_mb is not None and not 0 < bucket_mb < math.inf:
-        raise UsageError(f"bucket_mb={bucket_mb}: give a size in MiB above 0, or leave it out.")
     if not timeout > 0:
         raise UsageError(f"timeout={timeout}: give a number of seconds above 0, such as 300.")
     if not isinstance(seed, int):
@@ -108,22 +110,22 @@ def join(
         raise UsageError(
             "this model has joined already: call join once, or finish() its session before joining it anew."
         )
-    _check(method, graph, codec, transport)
+    if graph.size != transport.size:
+        raise UsageError(
+            f"the topology has {graph.size} nodes, but {transport.size} ranks are running: "
+            f"start {graph.size} (mpirun -n {graph.size} …), or take a topology for {transport.size}."
+        )
+    check_graph(method, graph)
+    for text in method.check(graph, codec):
+        if transport.rank == 0:
+            warnings.warn(text, stacklevel=2)
     _check_optimizer(model, optimizer)
     posting = _posting(method, order)
     if overlap and posting != Posting():
         _check_not_compiled(model)
-    pieces = method.pieces(transport.size)
-    if method.one_bucket and bucket_mb is not None:
-        raise UsageError(
-            f"bucket_mb={bucket_mb:g}: {method} needs the whole gradient at once. Leave bucket_mb out."
-        )
-    if pieces is not None and bucket_mb is not None:
-        raise UsageError(f"bucket_mb={bucket_mb:g}: {method.name} cuts layers; type {method.name}:slice=…")
+    pieces, bucket = method.pieces(transport.size), bucket_bytes(method, bucket_mb)
     model.to(_device(model, transport, device))
-    if bucket_mb is None and method.kind == "gradient" and not method.one_bucket:
-        bucket_mb = GRADIENT_BUCKET_MB
-    flat = FlatModel(model, None if bucket_mb is None else int(bucket_mb * 2**20), pieces)
+    flat = FlatModel(model, bucket, pieces)
     adoption = method.adopt(optimizer, flat.names)
     _agree(
         transport,
@@ -162,12 +164,29 @@ def join(
     )
 
 
-def _check(method: Algorithm, graph: Topology | Schedule, codec: Compressor, transport: Transport) -> None:
-    if graph.size != transport.size:
-        raise UsageError(
-            f"the topology has {graph.size} nodes, but {transport.size} ranks are running: "
-            f"start {graph.size} (mpirun -n {graph.size} …), or take a topology for {transport.size}."
-        )
+def bucket_bytes(method: Algorithm, bucket_mb: float | None = None) -> int | None:
+    """The size of a bucket for `FlatModel` (None: one of everything), from `join`'s option `bucket_mb`.
+
+    Raises:
+        UsageError: no such size, or the method does not take one.
+    """
+    if bucket_mb is not None:
+        if not 0 < bucket_mb < math.inf:
+            raise UsageError(f"bucket_mb={bucket_mb}: give a size in MiB above 0, or leave it out.")
+        if method.one_bucket:
+            raise UsageError(
+                f"bucket_mb={bucket_mb:g}: {method} needs the whole gradient at once. Leave bucket_mb out."
+            )
+        if method.pieces(1) is not None:
+            name = method.name
+            raise UsageError(f"bucket_mb={bucket_mb:g}: {name} cuts layers itself. Type {name}:slice=…")
+    elif method.kind == "gradient" and not method.one_bucket:
+        bucket_mb = GRADIENT_BUCKET_MB
+    return None if bucket_mb is None else int(bucket_mb * 2**20)
+
+
+def check_graph(method: Algorithm, graph: Topology | Schedule) -> None:
+    """Raise UsageError where the method does not work on this graph."""
     if method.needs_symmetric and not (graph.is_static and graph.is_symmetric and graph.is_doubly_stochastic):
         what = "changes from round to round" if not graph.is_static else "has a W that is not symmetric"
         raise UsageError(
@@ -176,9 +195,6 @@ def _check(method: Algorithm, graph: Topology | Schedule, codec: Compressor, tra
         )
     if not graph.is_static and not method.allows_schedule:
         raise UsageError(f"{method.name} needs a fixed graph, but {graph.name} changes from round to round.")
-    for text in method.check(graph, codec):
-        if transport.rank == 0:
-            warnings.warn(text, stacklevel=3)
 
 
 def _posting(method: Algorithm, order: str | None) -> Posting:
@@ -482,6 +498,9 @@ class Session:
         self._finished = True
         _joined.discard(self._model)
         self.wait()
+        on_a_network = self.world.local_size < self.size  # inside one host bytes cost next to nothing
+        if self.rank == 0 and on_a_network and (text := self.stats.compression_loss(self.world.fastest)):
+            warnings.warn(text, stacklevel=2)
         for handle in self._handles:
             handle.remove()
         self._adoption.release()
@@ -543,7 +562,7 @@ class Session:
     @property
     def allreduce_bytes(self) -> int:
         """What an exact all-reduce of this model would send per rank and step: 2(n−1)/n · 4d."""
-        return 2 * (self.size - 1) * 4 * self._flat.size // self.size
+        return mean_bytes(self._flat.size, self.size)
 
     # -- state -------------------------------------------------------------------------------------
 

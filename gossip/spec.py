@@ -12,12 +12,11 @@ wherever a spec does.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +27,7 @@ import topologies
 from compressors import CODECS, Compressor
 from gossip.algorithms import ALGORITHMS, Algorithm
 from gossip.errors import UsageError
+from gossip.suggest import nearest
 from topologies import FAMILIES, RULES, Schedule, Topology, TopologyError
 
 REQUIRED = inspect.Parameter.empty
@@ -249,14 +249,6 @@ def make_topology(
     except TopologyError as error:
         raise GRAPHS.error(spec if isinstance(spec, str) else type(spec).__name__, str(error)) from None
     return made
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """The one of `known` that `word` was probably meant to be, or ``""``."""
-    by_lower = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(word.lower().replace("_", "-"), by_lower, n=1)
-    close = close or difflib.get_close_matches(word.lower(), by_lower, n=1)
-    return by_lower[close[0]] if close else ""
 
 
 def type_words(hint: Any) -> str:

@@ -1,7 +1,8 @@
-"""What one rank measures about itself: times, bytes, compression error."""
+"""What one rank measures about itself: times, bytes, compression error, and whether compression pays."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,6 +29,10 @@ class Stats:
         self.trace = trace
         self.encode = self.decode = self.mix = self.exposed = 0.0
         self.bytes_sent = self.messages_sent = 0
+        self.saved_bytes = 0
+        """What compressed messages would have had more in 32 bit, since the start."""
+        self.codec_seconds = 0.0
+        """Encoding and decoding, since the start."""
         self._clear()
 
     def _clear(self) -> None:
@@ -57,11 +62,14 @@ class Stats:
         """Exposed time until `rank`'s message came (waits for several ranks overlap)."""
         self._by_neighbor[rank] += seconds
 
-    def sample_error(self, v: Tensor, decoded: Tensor, t: int) -> None:
-        """Measure ‖v − C(v)‖/‖v‖ now and then, without leaving the device."""
-        if t % SAMPLE_ERROR_EVERY == 1:
-            norm = torch.linalg.vector_norm(v)
-            self._errors.append(torch.where(norm > 0, torch.linalg.vector_norm(v - decoded) / norm, norm))
+    def samples_error(self, t: int) -> bool:
+        """Whether `sample_error` is to be called in round t."""
+        return t % SAMPLE_ERROR_EVERY == 1
+
+    def sample_error(self, v: Tensor, decoded: Tensor) -> None:
+        """Measure ‖v − C(v)‖/‖v‖, without leaving the device."""
+        norm = torch.linalg.vector_norm(v)
+        self._errors.append(torch.where(norm > 0, torch.linalg.vector_norm(v - decoded) / norm, norm))
 
     def end_step(self) -> None:
         """Close the books of one optimizer step."""
@@ -69,7 +77,20 @@ class Stats:
             self._steps, (self.encode, self.decode, self.mix, self.exposed), strict=True
         ):
             self._steps[name].append(seconds * 1e3)
+        self.codec_seconds += self.encode + self.decode
         self.encode = self.decode = self.mix = self.exposed = 0.0
+
+    def compression_loss(self, bytes_per_second: float) -> str | None:
+        """A warning if the codec took longer than sending `saved_bytes` would have, on a link this fast."""
+        saved_seconds = self.saved_bytes / bytes_per_second if bytes_per_second else math.inf
+        if not 0 < saved_seconds < self.codec_seconds:
+            return None
+        return (
+            f"compression cost more time than it saved: {self.codec_seconds:.3g} s to encode and decode, and "
+            f"the {self.saved_bytes / 1e6:.3g} MB saved would have taken at most {saved_seconds:.3g} s, as "
+            f"this link has carried {8e-9 * bytes_per_second:.3g} Gbit/s. Without a compressor, or with a "
+            "cheaper one, this run would be faster."
+        )
 
     def take(self) -> dict[str, Any]:
         """The interval since the last call.

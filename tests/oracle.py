@@ -108,6 +108,77 @@ def deepsqueeze(X: Array, W: Mixing, u: Any, C: Codec, gamma: float = 1.0) -> It
         yield X
 
 
+def plump(X: Array, W: Mixing, u: Any, C: Codec) -> Iterator[Array]:
+    while True:
+        X = np.broadcast_to(X[0] + u(X).mean(axis=0), X.shape)
+        yield X
+
+
+def exact(v: Array, t: int, i: int, m: int) -> Array:
+    """C(v) = v."""
+    return v
+
+
+def slim(
+    X: Array,
+    W: Mixing,
+    u: Any,
+    C: Callable[[Array, int, int, int], Array] = exact,
+    *,
+    draw: Callable[[int, int, int, int, int], Any],
+    alpha: float,
+    beta: float,
+    q: int,
+    residual: str = "drop",
+    eta: str = "mean",
+    c: float = 1.0,
+    scale: float = 1.0,
+) -> Iterator[Array]:
+    """The sharded parameter server as one.
+
+    C(v, t, i, m): what is decoded of v, message m of node i in round t (pushes, then answers, each by rank).
+    draw(t, i, k, size, count): which of the `size` values outside the core of owner k node i explores.
+    """
+    n, d = X.shape
+    parts = [np.arange(d * k // n, d * (k + 1) // n) for k in range(n)]
+
+    def largest(S: Array) -> list[Any]:
+        return [np.sort(p[np.argsort(-S[p], kind="stable")[: round(beta * p.size)]]) for p in parts]
+
+    def over_mean(v: Array) -> Array:
+        return np.concatenate([np.abs(v[p]) / np.abs(v[p]).mean() for p in parts])
+
+    w, E = X[0], np.zeros_like(X)
+    core = largest(np.abs(w))
+    for t in count(1):
+        T: list[list[Any]] = []  # T[i][k]
+        for i in range(n):
+            T.append([])
+            for k, part in enumerate(parts):
+                outside = np.setdiff1d(part, core[k])
+                more = max(1, round(alpha * part.size)) - core[k].size
+                T[i].append(np.concatenate([core[k], outside[draw(t, i, k, outside.size, more)]]))
+        pushed = [parts] * n if t % q == 0 else T
+        Y = X + u(X)
+        V = Y - X + E
+        M, pushers = np.zeros_like(X), np.zeros(d)
+        for i in range(n):
+            for k in range(n):
+                at = pushed[i][k]
+                M[i, at] = V[i, at] if i == k else scale * C(V[i, at], t, i, k - (k > i))
+                pushers[at] += 1
+        E = V - M if residual == "keep" else E
+        g = M.sum(axis=0) / (n if eta == "mean" else np.maximum(pushers, 1))
+        w, X = w + g, Y
+        for k in range(n):
+            for i in range(n):
+                at = T[i][k]
+                X[i, at] = w[at] if i == k else C(w[at], t, k, n - 1 + i - (i > k))
+        yield X.copy()
+        if t % q == 0:
+            core = largest(over_mean(w) + c * over_mean(g))
+
+
 METHODS: dict[str, Callable[..., Iterator[Array]]] = {
-    f.__name__: f for f in (local, allreduce, dpsgd, naive, dcd, ecd, choco, deepsqueeze)
+    f.__name__: f for f in (local, allreduce, dpsgd, naive, dcd, ecd, choco, deepsqueeze, plump, slim)
 }

@@ -72,8 +72,8 @@ class Recorder(Compressor):
 
     def encode(self, x: Tensor, key: int) -> Tensor:
         payload = self.inner.encode(x, key)
-        if x.numel() == D:  # a message, and not a measurement of the codec
-            self.log[key] = x.clone(), self.inner.decode(payload, D)
+        if x.numel() <= D:  # a message, and not a measurement of the codec
+            self.log[key] = x.clone(), self.inner.decode(payload, x.numel())
         return payload
 
     def decode(self, payload: Tensor, n: int) -> Tensor:

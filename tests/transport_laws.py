@@ -152,6 +152,23 @@ def law_mean(transport: Transport) -> None:
         assert len(set(transport.allgather(mean.numpy().tobytes()))) == 1, shape
 
 
+def law_results_of_means_are_kept(transport: Transport) -> None:
+    """Means of one channel may be in flight together, and later ones leave earlier results alone."""
+    channel, n = transport.open_channels(1), transport.size
+    kept = []
+    for round_ in range(3):
+        started = [
+            transport.start_mean(torch.full((30_000,), float(10 * round_ + k + transport.rank)), channel)
+            for k in range(2)
+        ]
+        for pending in started:
+            wait_for(transport, pending)
+            kept.append(pending.value())
+    for i, mean in enumerate(kept):
+        total = n * (10 * (i // 2) + i % 2) + n * (n - 1) // 2
+        assert torch.equal(mean, torch.full((30_000,), float(total)) / n)
+
+
 def law_means_complete_in_any_order(transport: Transport) -> None:
     """Every rank starts its channels in an order of its own, and awaits them in another."""
     channels, n = 5, transport.size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
@@ -39,6 +40,12 @@ def file(n: int, *, path: str) -> nx.Graph | npt.NDArray[np.float64]:
         raise TopologyError(f"file:{path} is not a valid {where.suffix} file: {error}") from None
     if not isinstance(made, np.ndarray):
         made = _labels_to_ranks(made, path)
+    elif made.size and made.ndim != 2:
+        raise TopologyError(
+            f"file:{path} holds an array of shape {made.shape}; W is a square matrix, one row per rank"
+        )
+    if not len(made):
+        raise TopologyError(f"file:{path} holds no nodes; give it one for each of the {n} ranks")
     if len(made) != n:
         raise TopologyError(
             f"file:{path} has {len(made)} nodes, given {n} ranks: start {len(made)} ranks or use another file"
@@ -60,11 +67,13 @@ def _labels_to_ranks(graph: nx.Graph, path: str) -> nx.Graph:
 
 
 def _npy(path: Path) -> npt.NDArray[np.float64]:
-    return np.atleast_2d(np.load(path, allow_pickle=False))
+    return np.atleast_1d(np.load(path, allow_pickle=False))
 
 
 def _csv(path: Path) -> npt.NDArray[np.float64]:
-    return np.loadtxt(path, delimiter=",", ndmin=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # "no data": the caller says it
+        return np.loadtxt(path, delimiter=",", ndmin=2)
 
 
 def _edgelist(path: Path) -> nx.Graph:

@@ -4,34 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from experiments.data.cifar10 import CIFAR10
 from experiments.data.dataset import Dataset, Source
 from experiments.data.synthetic import Synthetic
+from experiments.data.text import Corpus, Text
 from gossip.errors import UsageError
 from gossip.spec import Kind
 from gossip.transport.base import Transport
 
-__all__ = ["DATASETS", "Dataset", "load"]
+__all__ = ["DATASETS", "Corpus", "Dataset", "load", "load_text", "name_of"]
 
-DATASETS: Mapping[str, Callable[..., Source]] = {"cifar10": CIFAR10, "synthetic": Synthetic}
+DATASETS: Mapping[str, Callable[..., Source[Any]]] = {
+    "cifar10": CIFAR10,
+    "synthetic": Synthetic,
+    "text": Text,
+}
 
 T = TypeVar("T")
 
 _KIND = Kind("data set", "", "--dataset", DATASETS)
-_in_memory: WeakValueDictionary[tuple[Source, Path], Dataset] = WeakValueDictionary()
+_in_memory: WeakValueDictionary[tuple[Source[Any], Path], Any] = WeakValueDictionary()
+
+
+def name_of(spec: str) -> str:
+    """``text`` of ``text:vocab=5000``. Raises `UsageError`: no such data set, option or value."""
+    _KIND.make(spec)
+    return _KIND.select(spec)[0]
 
 
 def load(name: str, data_dir: str, world: Transport | None = None) -> Dataset:
-    """The data set `name`, such as ``cifar10`` or ``synthetic:train=4096,seed=1``. Collective over `world`.
+    """The images `name`, such as ``cifar10`` or ``synthetic:train=4096,seed=1``. Collective over `world`.
 
     One rank of every host fetches what is missing while the others wait. Virtual nodes of one process
     share one copy.
 
     Args:
-        name: a key of `DATASETS`, with options.
+        name: a set of images among `DATASETS`, with options.
         data_dir: where files are looked for, and downloaded to. Not used by ``synthetic``.
         world: the ranks that load together; None for one process on its own.
 
@@ -39,19 +50,41 @@ def load(name: str, data_dir: str, world: Transport | None = None) -> Dataset:
         UsageError: no such data set or option, files that cannot be had or are damaged. Every rank raises the
             same error, whichever rank met it.
     """
-    source: Source = _KIND.make(name)
+    images: Source[Dataset] = _KIND.make(name)
+    return _load(images, data_dir, world)
 
+
+def load_text(name: str, file: str, world: Transport | None = None) -> Corpus:
+    """The text in `file`, read as `name` says: ``text`` or ``text:vocab=5000``. Collective over `world`.
+
+    Raises:
+        UsageError: no such option, a file that cannot be used, or ranks that have read different texts. Every
+            rank raises the same error.
+    """
+    text: Source[Corpus] = _KIND.make(name)
+    corpus = _load(text, file, world)
+    digests = [corpus.digest] if world is None else world.allgather(corpus.digest)
+    if len(set(digests)) > 1:
+        others = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
+        raise UsageError(
+            f"--data-file {file}: the text on rank {', '.join(map(str, others))} is not that of rank 0. "
+            "Put the same file on every host."
+        )
+    return corpus
+
+
+def _load(source: Source[T], location: str, world: Transport | None) -> T:
     def prepare() -> None:
         if world is None or world.local_rank == 0:
-            source.prepare(data_dir)
+            source.prepare(location)
 
-    key = (source, Path(data_dir).expanduser().resolve())
+    key = (source, Path(location).expanduser().resolve())
 
-    def read() -> Dataset:
-        dataset = _in_memory.get(key)
-        if dataset is None:
-            dataset = _in_memory[key] = source.load(data_dir)
-        return dataset
+    def read() -> T:
+        found: T | None = _in_memory.get(key)
+        if found is None:
+            found = _in_memory[key] = source.load(location)
+        return found
 
     _together(world, prepare)
     return _together(world, read)

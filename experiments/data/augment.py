@@ -6,11 +6,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-PAD = 4
+
+def padding(h: int, w: int) -> int:
+    """Pixels around an image of h x w: 4 for CIFAR's 32 x 32, and in proportion for reduced images."""
+    return min(h, w) // 8
 
 
 def augment(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Crop each image at a random place after padding it by 4 black pixels, and mirror half of them.
+    """Crop each image at a random place after padding it by `padding` black pixels, and mirror half of them.
 
     Args:
         x: uint8 [b, c, h, w], on any device.
@@ -20,10 +23,12 @@ def augment(x: Tensor, generator: torch.Generator) -> Tensor:
         uint8 [b, c, h, w], a new tensor on the device of `x`.
     """
     b, _, h, w = x.shape
-    draws = torch.randint(0, 2 * (2 * PAD + 1) ** 2, (b,), generator=generator).to(x.device)
+    pad = padding(h, w)
+    places = 2 * pad + 1  # in each direction
+    draws = torch.randint(0, 2 * places**2, (b,), generator=generator).to(x.device)
     flip, place = draws % 2 == 1, draws // 2
-    rows, columns = place // (2 * PAD + 1), place % (2 * PAD + 1)
-    windows = F.pad(x, (PAD, PAD, PAD, PAD)).unfold(2, h, 1).unfold(3, w, 1)  # [b, c, 9, 9, h, w], a view
+    rows, columns = place // places, place % places
+    windows = F.pad(x, (pad,) * 4).unfold(2, h, 1).unfold(3, w, 1)  # [b, c, places, places, h, w], a view
     crops = windows[torch.arange(b, device=x.device), :, rows, columns]
     return torch.where(flip[:, None, None, None], crops.flip(3), crops)
 

@@ -15,13 +15,13 @@ from gossip.shard import Cursor, Position, check_split, cut, seed_for, steps_per
 class Batches:
     """Minibatches ``(x, y)`` of the samples ``parts[rank]``; each ``iter()`` is one epoch.
 
-    x is float32 [b, 3, 32, 32], normalised; y is int64 [b]. A rank's samples are reshuffled in every epoch by
+    x is float32 [b, 3, s, s], normalised; y is int64 [b]. A rank's samples are reshuffled in every epoch by
     (seed, rank, epoch), and batch number s is augmented by (seed, rank, epoch, s): epoch and position are all
     there is to restore. Every rank has the same number of batches, none of them empty, and each sample of a
     part comes once per epoch (see `gossip.shard`).
 
     Args:
-        x: uint8 [N, 3, 32, 32], all samples; on `device` already, or moved there batch by batch.
+        x: uint8 [N, 3, s, s], all samples; on `device` already, or moved there batch by batch.
         y: int64 [N].
         parts: the sample indices of every rank, as `experiments.data.partition.split` gives them.
         rank: whose batches these are.

@@ -6,7 +6,7 @@ import pickle
 import tarfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from experiments.data import safe_pickle
-from experiments.data.dataset import Dataset
+from experiments.data.dataset import Dataset, channel_statistics
 from experiments.data.download import DownloadError, download
 from gossip.errors import UsageError
 
@@ -25,6 +25,7 @@ ARCHIVE = "cifar-10-python.tar.gz"
 FOLDER = "cifar-10-batches-py"
 TRAIN = tuple(f"data_batch_{i}" for i in range(1, 6))
 TEST = "test_batch"
+SIDE = 32
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 MEAN = (0.4914, 0.4822, 0.4465)
 STD = (0.2470, 0.2435, 0.2616)
@@ -34,8 +35,20 @@ STD = (0.2470, 0.2435, 0.2616)
 class CIFAR10:
     """Photographs of ten kinds of animals and vehicles; downloaded (170 MB) when absent."""
 
+    size: int = field(default=SIDE, metadata={"help": "side of the images: 32, or reduced to 16 or 8"})
+    test: int = field(default=10_000, metadata={"help": "how many of the test images are used"})
+
+    def __post_init__(self) -> None:
+        if self.size not in (32, 16, 8):
+            raise ValueError(f"size={self.size}: the images are 32 pixels wide; 32, 16 and 8 fit")
+        if not 1 <= self.test <= 10_000:
+            raise ValueError(f"test={self.test}: there are 10000 test images; 1 to 10000 fit")
+
     def prepare(self, data_dir: str) -> None:
         """Download the archive into `data_dir` unless the data is there, and unpack it."""
+        root = Path(data_dir).expanduser()
+        if root.exists() and not (root.is_dir() or root.is_file()):
+            raise UsageError(f"--data-dir {data_dir} is neither a folder nor CIFAR-10's archive; name one")
         source = find(data_dir)
         if source is None:
             source = _downloaded(Path(data_dir).expanduser())
@@ -68,15 +81,28 @@ class CIFAR10:
             y[TRAIN.index(name)] = labels
         if missing or x is None or y is None:
             raise _damaged(str(source), f"it lacks {', '.join(sorted(missing))}", source)
-        return Dataset(
-            torch.from_numpy(x.reshape(-1, 3, 32, 32)),
-            torch.from_numpy(y.reshape(-1)),
-            torch.from_numpy(test_x),
-            torch.from_numpy(test_y),
-            torch.tensor(MEAN),
-            torch.tensor(STD),
-            CLASSES,
+        train, test = (
+            (reduce(torch.from_numpy(images), self.size), torch.from_numpy(labels))
+            for images, labels in (
+                (x.reshape(-1, 3, SIDE, SIDE), y.reshape(-1)),
+                (test_x[: self.test], test_y[: self.test]),
+            )
         )
+        mean, std = torch.tensor(MEAN), torch.tensor(STD)
+        if self.size != SIDE:
+            mean, std = channel_statistics(train[0])
+        return Dataset(*train, *test, mean, std, CLASSES)
+
+
+def reduce(images: torch.Tensor, size: int) -> torch.Tensor:
+    """uint8 [N, c, s, s] -> uint8 [N, c, size, size]: means over squares, rounded; `size` divides s."""
+    side = images.shape[-1]
+    if size == side:
+        return images
+    factor = side // size
+    squares = images.unflatten(3, (size, factor)).unflatten(2, (size, factor))
+    sums = squares.sum((3, 5), dtype=torch.int32) + factor**2 // 2
+    return sums.div_(factor**2, rounding_mode="floor").byte()
 
 
 def find(data_dir: str) -> Path | None:

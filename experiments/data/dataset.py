@@ -1,9 +1,9 @@
-"""What every data set looks like once it is in memory."""
+"""What every set of images looks like once it is in memory, and where data come from."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ class Dataset:
     """Images with their labels, training and test. Shared between the virtual nodes of a process: read only.
 
     Attributes:
-        train_x, test_x: uint8 [N, 3, 32, 32].
+        train_x, test_x: uint8 [N, 3, s, s], s = 32 unless reduced.
         train_y, test_y: int64 [N], indices into `classes`.
         mean, std: float32 [3], per channel, of the training images scaled to [0, 1].
         classes: the names of the classes.
@@ -29,14 +29,17 @@ class Dataset:
     classes: tuple[str, ...]
 
 
-class Source(Protocol):
-    """Where a data set comes from."""
+T_co = TypeVar("T_co", covariant=True)
 
-    def prepare(self, data_dir: str) -> None:
-        """Make the files ready in `data_dir`. Called on one rank of every host. Raises `UsageError`."""
 
-    def load(self, data_dir: str) -> Dataset:
-        """Read or make the data set. Called on every rank after `prepare`. Raises `UsageError`."""
+class Source(Protocol[T_co]):
+    """Where data come from: a `Dataset`, or a `Corpus` of text. Its files are at `location`."""
+
+    def prepare(self, location: str, /) -> None:
+        """Make the files ready. Called on one rank of every host. Raises `UsageError`."""
+
+    def load(self, location: str, /) -> T_co:
+        """Read or make the data. Called on every rank after `prepare`. Raises `UsageError`."""
         ...
 
 

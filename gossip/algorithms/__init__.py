@@ -20,9 +20,11 @@ from gossip.algorithms.gradient_dropping import GradientDropping
 from gossip.algorithms.local import Local
 from gossip.algorithms.naive import Naive
 from gossip.algorithms.p3 import P3
+from gossip.algorithms.plump import PlumpDP
 from gossip.algorithms.powersgd import PowerSGD
 from gossip.algorithms.qsgd import QSGD
 from gossip.algorithms.signsgd import SignSGD
+from gossip.algorithms.slim import SlimDP
 
 __all__ = [
     "ALGORITHMS",
@@ -42,8 +44,10 @@ __all__ = [
     "Local",
     "Naive",
     "ParameterMethod",
+    "PlumpDP",
     "PowerSGD",
     "SignSGD",
+    "SlimDP",
     "option",
     "register",
 ]

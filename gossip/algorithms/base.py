@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from compressors import PaperSize, Shape
 from gossip.effects import SLOTS, Effect, Expect, Node
 from gossip.outbox import Posting
 
@@ -77,6 +79,8 @@ class Algorithm(ABC):
     """Refuses a W that is not symmetric and doubly stochastic."""
     allows_schedule: ClassVar[bool] = False
     """Works when the graph changes from round to round."""
+    uses_graph: ClassVar[bool] = True
+    """Nodes talk to their neighbours; else to all nodes, or to none."""
     sends_exact: ClassVar[bool] = False
     """The compressor is not used; `messages` says what travels."""
     messages: ClassVar[str] = "float32"
@@ -115,6 +119,20 @@ class Algorithm(ABC):
     def expects(self, node: Node) -> tuple[Expect, ...]:
         """The messages this round will receive; they are posted when the round starts."""
         return tuple(Expect(j, exact=self.sends_exact) for j in node.in_neighbors)
+
+    def means(self, node: Node) -> tuple[int, ...]:
+        """The lengths of the vectors that this round averages exactly, by `node.mean`."""
+        return ()
+
+    def recurring(self) -> range:
+        """Rounds whose traffic repeats in a long run, once any warm-up is over."""
+        return range(1, 2)
+
+    def paper_size(self, shapes: Sequence[Shape], compressor: Compressor) -> PaperSize:
+        """One node's message about tensors of these shapes, in the model's order, as its paper counts it."""
+        if not self.sends_exact:
+            return compressor.paper_size(shapes)
+        return PaperSize(4 * sum(map(math.prod, shapes)), "4 B a value")
 
     def check(self, topology: Topology | Schedule, compressor: Compressor) -> Iterator[str]:
         """Warnings about combinations that theory or the literature says will fail."""
@@ -160,6 +178,7 @@ class GradientMethod(Algorithm):
     """Replaces gradients, bucket by bucket, while backward is still producing the others."""
 
     kind: ClassVar[str] = "gradient"
+    uses_graph: ClassVar[bool] = False
 
     def expects(self, node: Node) -> tuple[Expect, ...]:
         return ()

@@ -43,8 +43,8 @@ class DCD(ParameterMethod):
     def step(self, x: Tensor, state: State, node: Node) -> Steps:
         hat = state["hat"]
         y = yield node.update()
-        z = y + node.mix(x, hat) - x  # x_{t+1/2} − x_t
-        x += node.send(z)
+        z = node.mix(x, hat).add_(y).sub_(x)  # x_{t+1/2} − x_t
+        node.send(z, add_to=x)
         yield node.settled()
         for j, c in (yield node.receive()).items():  # arrives during the next forward and backward
             c.add_to(hat[j])

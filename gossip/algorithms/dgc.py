@@ -33,10 +33,19 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from compressors import Compressor
+from compressors import Compressor, PaperSize, Shape
 from gossip.algorithms.base import Adoption, GradientMethod, State, Steps, option, register
 from gossip.algorithms.momentum import MomentumAdoption, alike
-from gossip.algorithms.sparse import check_ratio, codec_for, expects, masked, sparse_mean, weights
+from gossip.algorithms.sparse import (
+    check_ratio,
+    codec_for,
+    expects,
+    masked,
+    means,
+    paper_size,
+    sparse_mean,
+    weights,
+)
 from gossip.effects import Expect, Node
 from gossip.flat import Segment
 
@@ -120,6 +129,15 @@ class DGC(GradientMethod):
     def expects(self, node: Node) -> tuple[Expect, ...]:
         sparse = weights(node.segments, self.dense_1d)
         return tuple(expects(node, sparse, self.codec_at(node.t, sparse)))
+
+    def means(self, node: Node) -> tuple[int, ...]:
+        return means(node.segments, weights(node.segments, self.dense_1d))
+
+    def recurring(self) -> range:
+        return range(self.warmup_steps + 1, self.warmup_steps + 2)
+
+    def paper_size(self, shapes: Sequence[Shape], compressor: Compressor) -> PaperSize:
+        return paper_size(shapes, self.ratio, self.dense_1d, self.values, self.indices)
 
     def adopt(self, optimizer: Optimizer, parameters: Mapping[nn.Parameter, str]) -> Adoption:
         return MomentumAdoption(self.name, optimizer, parameters) if self.momentum_correction else Adoption()

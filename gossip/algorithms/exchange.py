@@ -46,14 +46,17 @@ class Part:
 
 def parts(segments: Sequence[Segment], n: int, codec: Compressor) -> list[Part]:
     """The bucket in n even parts, by owner; they differ by one value at most and may be empty."""
-    d = sum(s.size for s in segments)
     cut = []
-    for k in range(n):
-        start, stop = d * k // n, d * (k + 1) // n
-        inside = [min(stop, s.offset + s.size) - max(start, s.offset) for s in segments]
+    for at in even_parts(sum(s.size for s in segments), n):
+        inside = [min(at.stop, s.offset + s.size) - max(at.start, s.offset) for s in segments]
         part = codec.for_segments([size for size in inside if size > 0])
-        cut.append(Part(slice(start, stop), stop - start, part))
+        cut.append(Part(at, at.stop - at.start, part))
     return cut
+
+
+def even_parts(d: int, n: int) -> list[slice]:
+    """0 … d−1 cut into n slices, in order; their lengths differ by one at most and may be 0."""
+    return [slice(d * k // n, d * (k + 1) // n) for k in range(n)]
 
 
 def scatters(gather: Gather, segments: Sequence[Segment], n: int, codec: Compressor) -> bool:

@@ -17,14 +17,24 @@ Differences with the paper: the threshold is per tensor, as in DGC.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from compressors import Compressor, PaperSize, Shape
 from gossip.algorithms.base import GradientMethod, State, Steps, option, register
-from gossip.algorithms.sparse import check_ratio, codec_for, expects, sparse_mean, weights
+from gossip.algorithms.sparse import (
+    check_ratio,
+    codec_for,
+    expects,
+    means,
+    paper_size,
+    sparse_mean,
+    weights,
+)
 from gossip.effects import Expect, Node
 
 
@@ -58,3 +68,9 @@ class GradientDropping(GradientMethod):
     def expects(self, node: Node) -> tuple[Expect, ...]:
         sparse = weights(node.segments, dense_1d=True)
         return tuple(expects(node, sparse, codec_for(sparse, self.ratio, self.threshold, "fp32", "runs")))
+
+    def means(self, node: Node) -> tuple[int, ...]:
+        return means(node.segments, weights(node.segments, dense_1d=True))
+
+    def paper_size(self, shapes: Sequence[Shape], compressor: Compressor) -> PaperSize:
+        return paper_size(shapes, self.ratio)

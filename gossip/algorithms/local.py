@@ -7,11 +7,13 @@ Not a method from a paper: the lower control, which shows what the exchange is w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
+from compressors import Compressor, PaperSize, Shape
 from gossip.algorithms.base import ParameterMethod, State, Steps, register
 from gossip.effects import Expect, Node
 
@@ -22,6 +24,7 @@ class Local(ParameterMethod):
     """No exchange: every node trains alone."""
 
     allows_schedule: ClassVar[bool] = True
+    uses_graph: ClassVar[bool] = False
     sends_exact: ClassVar[bool] = True
 
     def expects(self, node: Node) -> tuple[Expect, ...]:
@@ -31,3 +34,6 @@ class Local(ParameterMethod):
         y = yield node.update()
         x.copy_(y)
         yield node.settled()
+
+    def paper_size(self, shapes: Sequence[Shape], compressor: Compressor) -> PaperSize:
+        return PaperSize(0, "none")

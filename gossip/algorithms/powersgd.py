@@ -28,7 +28,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from compressors import NonFiniteError
+from compressors import Compressor, NonFiniteError, PaperSize, Shape
 from gossip.algorithms.base import GradientMethod, State, Steps, option, register
 from gossip.effects import Node, message_key
 from gossip.flat import Segment
@@ -111,6 +111,20 @@ class PowerSGD(GradientMethod):
             m.of(g).copy_(G)
         for at, mean in zip(dense, means[len(matrices) :], strict=True):
             g[at] = mean
+
+    def means(self, node: Node) -> tuple[int, ...]:
+        return self._lengths(node.segments)
+
+    def paper_size(self, shapes: Sequence[Shape], compressor: Compressor) -> PaperSize:
+        sent = self._lengths([Segment("", 0, shape) for shape in shapes])
+        return PaperSize(4 * sum(sent), f"4 B · ({self.rank} · Σ (rows + columns) + values of dense tensors)")
+
+    def _lengths(self, segments: Sequence[Segment]) -> tuple[int, ...]:
+        """Values in the two means of a step: all P and the dense tensors, all Q."""
+        matrices = self.matrices(segments)
+        dense = sum(s.size for s in segments) - sum(m.segment.size for m in matrices)
+        first = sum(m.rows * m.rank for m in matrices) + dense
+        return (first, sum(m.columns * m.rank for m in matrices)) if matrices else (first,)
 
 
 def _gaussian(n: int, key: int) -> Tensor:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from compressors import FP16, Compressor, Identity, LayerTopK, NonFiniteError
+from compressors import FP16, Compressor, Identity, LayerTopK, NonFiniteError, PaperSize, Shape
 from gossip.algorithms import exchange
 from gossip.effects import Effect, Expect, Node
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from gossip.flat import Segment
 
 VALUES = {"fp32": Identity(), "fp16": FP16()}
+PLACE_BYTES = {"runs": 2, "uint32": 4}
 
 
 def check_ratio(ratio: float) -> None:
@@ -34,6 +36,30 @@ def codec_for(
 def weights(segments: Sequence[Segment], dense_1d: bool) -> list[Segment]:
     """The tensors that go sparse: those of two dimensions and more, or all."""
     return [s for s in segments if len(s.shape) > 1 or not dense_1d]
+
+
+def means(segments: Sequence[Segment], sparse: Sequence[Segment]) -> tuple[int, ...]:
+    """The length of what `sparse_mean` averages exactly, if anything."""
+    dense = sum(s.size for s in segments) - sum(s.size for s in sparse)
+    return (dense,) if dense else ()
+
+
+def paper_size(
+    shapes: Sequence[Shape],
+    ratio: float,
+    dense_1d: bool = True,
+    values: str = "fp32",
+    indices: str = "runs",
+) -> PaperSize:
+    """DGC's count: the share of the weights with a place each, and the 1-D tensors whole.
+
+    Not in it: the header, escapes, and that every tensor sends at least one value.
+    """
+    pair = VALUES[values].max_bytes(1) + PLACE_BYTES[indices]
+    sizes = [math.prod(shape) for shape in shapes]
+    dense = sum(size for shape, size in zip(shapes, sizes, strict=True) if dense_1d and len(shape) < 2)
+    law = f"{ratio:g} · weights · {pair} B" + (" + 4 B · values of 1-D tensors" if dense_1d else "")
+    return PaperSize(ratio * (sum(sizes) - dense) * pair + 4 * dense, law)
 
 
 def expects(node: Node, sparse: Sequence[Segment], codec: Compressor) -> Iterator[Expect]:

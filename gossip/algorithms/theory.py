@@ -16,6 +16,7 @@ SMALL_NOISE = 0.05  # omega up to which an unbiased codec is used as it is (4-bi
 SMALL_DELTA = 0.5
 MARGIN = 2.0  # DCD's bound is sufficient, not necessary: warn only well above it
 LONG_RUN = 100_000  # rounds
+PULL_ERROR = 0.05  # of the parameters' norm: 8 bits have .01, 4 bits .19
 
 
 @lru_cache(maxsize=256)
@@ -108,4 +109,15 @@ def quantization_warnings(method: str, compressor: Compressor) -> Iterator[str]:
         yield (
             f"{method}: the noise of {compressor} is {omega:.2g} times as large as the gradient (squared "
             f"norms), so steps must be smaller. Take more bits, a smaller block, or {method}:ef=true."
+        )
+
+
+def pull_warnings(method: str, compressor: Compressor) -> Iterator[str]:
+    """Workers that train on C(w̄): what C loses is missing from the parameters themselves."""
+    a = alpha(compressor)
+    if a > PULL_ERROR:
+        yield (
+            f"{method}: workers get the parameters through {compressor}, which loses {a:.2g} of them "
+            f"(norms): training is unlikely to converge. Take a codec that loses at most {PULL_ERROR:g}, "
+            "such as qsgd:bits=8 or fp16."
         )

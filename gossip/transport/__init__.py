@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from gossip.transport import local
-from gossip.transport.base import Transport
+from typing import TYPE_CHECKING
+
 from gossip.transport.environment import launched
+
+if TYPE_CHECKING:
+    from gossip.transport.base import Transport
 
 _world: Transport | None = None
 
@@ -15,6 +18,8 @@ def world() -> Transport:
     A virtual node inside `gossip.launch`; an MPI rank when started by mpirun or srun; else a single node.
     """
     global _world
+    from gossip.transport import local  # here, because it needs torch, and this module has to load without
+
     if (node := local.current()) is not None:
         return node
     if _world is None:
@@ -26,3 +31,8 @@ def world() -> Transport:
         else:
             _world = local.World(1).nodes[0]
     return _world
+
+
+def started() -> bool:
+    """Whether `world` has started MPI, or would find it started, in this process."""
+    return _world is not None

@@ -15,6 +15,9 @@ from typing import Any, ClassVar, NoReturn, Protocol
 import torch
 from torch import Tensor
 
+RATE_BYTES = 1 << 16
+"""Smaller payloads say more about latency than about the link's rate."""
+
 Wake = Callable[[], None]
 """Called once, when something is done (perhaps before the call that starts it returns), on whatever thread
 drives the transport. It must not call the transport."""
@@ -62,6 +65,8 @@ class Transport(ABC):
         bytes_sent, messages_sent: what this rank has handed to the network so far. A payload to d neighbours
             counts d times; a mean of b bytes counts 2(n-1)/n * b, the cost of a ring all-reduce. The control
             plane and notes are not counted.
+        fastest: the highest rate in bytes/s at which a payload of `RATE_BYTES` or more has gone out, from its
+            start to its receiver; 0 while there was none, or no network. A link is at least this fast.
         notes: latest note of each kind from each rank: ``notes[kind][rank] -> value``. The sender's own notes
             are included. The kind ``"left"`` is written by `close` and tells that a rank will send nothing
             more.
@@ -74,6 +79,7 @@ class Transport(ABC):
     local_size: int
     bytes_sent: int
     messages_sent: int
+    fastest: float = 0.0
     notes: dict[str, dict[int, Any]]
     departed: dict[int, str]
     needs_polling: ClassVar[bool] = True
@@ -176,6 +182,11 @@ class Transport(ABC):
     @abstractmethod
     def abort(self, code: int) -> NoReturn:
         """End every rank of the job now, with exit code `code`."""
+
+
+def mean_bytes(values: int, n: int) -> int:
+    """What one rank's part in a mean of `values` float32 over n ranks counts: int(2(n-1)/n * 4 values)."""
+    return 2 * (n - 1) * 4 * values // n
 
 
 def as_bytes(x: Tensor) -> Tensor:

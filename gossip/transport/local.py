@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gossip.errors import DeadlockError, GossipError, PeerLostError
-from gossip.transport.base import Transport, Wake
+from gossip.transport.base import Transport, Wake, mean_bytes
 
 Key = tuple[int, int, int]  # from, to, tag
 
@@ -163,8 +163,7 @@ class LocalTransport(Transport):
         return receipt
 
     def start_mean(self, x: Tensor, channel: int, wake: Wake | None = None) -> _MeanResult:
-        count = 2 * (self.size - 1) * 4 * x.numel() // self.size
-        self.bytes_sent += count
+        self.bytes_sent += mean_bytes(x.numel(), self.size)
         self.messages_sent += 2 * (self.size - 1)
         sequence = self._means[channel] = self._means[channel] + 1
         reduction = self._world.reductions.setdefault((channel, sequence), _Reduction())

@@ -45,7 +45,17 @@ mpi4py.rc.thread_level = "multiple"
 from mpi4py import MPI  # noqa: E402  (initialises MPI with the settings above)
 
 from gossip.errors import GossipError, PeerLostError, UsageError, WatchdogError  # noqa: E402
-from gossip.transport.base import MeanResult, Pending, Receipt, Transport, Wake, as_bytes, from_bytes  # noqa: E402
+from gossip.transport.base import (  # noqa: E402
+    RATE_BYTES,
+    MeanResult,
+    Pending,
+    Receipt,
+    Transport,
+    Wake,
+    as_bytes,
+    from_bytes,
+    mean_bytes,
+)
 
 NOTE_BYTES = 1 << 20  # the longest note; a last word takes about 15 bytes per tag
 SPINS = 100  # polls of `wait` before it sleeps; yields to other processes in between
@@ -72,6 +82,7 @@ class _Operation:
 class _Send(_Operation):
     def __init__(self, data: np.ndarray, to: int, tag: int) -> None:
         self.data, self.to, self.tag = data, to, tag
+        self.began = 0.0  # when it was put on the wire
 
 
 class _Receive(_Operation):
@@ -121,10 +132,13 @@ class _Collective(_Operation):
 
 
 class _Mean(_Collective):
-    def __init__(self, x: Tensor, size: int, channel: int, index: int) -> None:
+    """`own` is this rank's part, which MPI reads, and `sum` where it writes."""
+
+    def __init__(self, x: Tensor, own: Tensor, size: int, channel: int, index: int) -> None:
         super().__init__(channel, index)
         self.device, self.size = x.device, size
-        self.sum = _to_host(x)
+        self.own = own.copy_(x.detach())
+        self.sum = _host_like(x) if size > 1 else own
 
     def value(self) -> Tensor:
         if self.size > 1:
@@ -138,10 +152,9 @@ def _counts() -> defaultdict[int, defaultdict[int, int]]:
     return defaultdict(lambda: defaultdict(int))
 
 
-def _to_host(x: Tensor) -> Tensor:
-    """A contiguous copy of `x` on the CPU, pinned when it comes from a GPU: few MPI libraries know CUDA."""
-    host = torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda)
-    return host.copy_(x.detach())
+def _host_like(x: Tensor) -> Tensor:
+    """Contiguous memory on the CPU for `x`, pinned when that is on a GPU: few MPI libraries know CUDA."""
+    return torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda)
 
 
 class MPITransport(Transport):
@@ -175,6 +188,7 @@ class MPITransport(Transport):
         self._posted, self._expected, self._received = _counts(), _counts(), _counts()
         self._started: dict[int, int] = defaultdict(int)  # channel -> collectives
         self._completed: dict[int, int] = defaultdict(int)
+        self._free: dict[int, Tensor] = {}  # channel -> a mean's `own`, to use again: fresh pages are slow
 
         self._last_words: dict[int, dict[str, dict[int, int]]] = {}
         self._undecided: set[int] = set()  # have left, but what this rank waits for may still arrive
@@ -195,7 +209,7 @@ class MPITransport(Transport):
     def post(self, payload: Tensor, to: int, tag: int, wake: Wake | None = None) -> Pending:
         if payload.dtype is not torch.uint8 or payload.dim() != 1:
             raise TypeError(f"a payload is uint8 [m], not {payload.dtype} {list(payload.shape)}")
-        host = _to_host(payload) if payload.is_cuda else payload.detach().contiguous()
+        host = _host_like(payload).copy_(payload) if payload.is_cuda else payload.detach().contiguous()
         send = _Send(host.numpy(), to, tag)
         send.wake = wake
         self._require_open()
@@ -210,6 +224,7 @@ class MPITransport(Transport):
         return send
 
     def _put_on_wire(self, send: _Send) -> None:
+        send.began = time.perf_counter()
         try:
             self._track(self._data.Issend([send.data, MPI.BYTE], send.to, send.tag), send)
         except MPI.Exception as error:
@@ -229,7 +244,7 @@ class MPITransport(Transport):
 
     def reserve_tags(self, count: int) -> int:
         highest = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
-        if self._tags + count > highest:
+        if highest is not None and self._tags + count > highest:
             raise UsageError(
                 f"{self._tags + count} message tags are needed, and this MPI has {highest}: cut the model "
                 "into fewer pieces (a larger --bucket-mb, or p3:slice=…)."
@@ -254,15 +269,20 @@ class MPITransport(Transport):
         self._require_open()
         with self._lock:
             self._started[channel] += 1
-            mean = _Mean(x, self.size, channel, self._started[channel])
+            own = self._free.pop(channel, None)
+            if own is None or own.shape != x.shape:
+                own = _host_like(x)
+            mean = _Mean(x, own, self.size, channel, self._started[channel])
             mean.wake = wake
             if self.size == 1:
                 mean.done = True
                 return mean
-            self.bytes_sent += 2 * (self.size - 1) * mean.sum.nbytes // self.size
+            self.bytes_sent += mean_bytes(x.numel(), self.size)
             self.messages_sent += 2 * (self.size - 1)
-            flat = mean.sum.numpy().reshape(-1)
-            self._track(self._channel_comms[channel].Iallreduce(MPI.IN_PLACE, flat, MPI.SUM), mean)
+            # Not IN_PLACE: then Open MPI sums on one rank and broadcasts, whatever the size. With two buffers
+            # (n >= 4, 64 KiB and more) every rank sums a part, and sends what is counted above.
+            part, total = (buffer.numpy().reshape(-1) for buffer in (mean.own, mean.sum))
+            self._track(self._channel_comms[channel].Iallreduce(part, total, MPI.SUM), mean)
         return mean
 
     # -- progress ----------------------------------------------------------------------------------
@@ -321,12 +341,17 @@ class MPITransport(Transport):
         if isinstance(operation, _Receive):
             self._received[operation.frm][operation.tag] += 1
         elif isinstance(operation, _Send):
+            if operation.data.size >= RATE_BYTES:
+                seconds = time.perf_counter() - operation.began
+                self.fastest = max(self.fastest, operation.data.size / seconds)
             queue = self._sending[operation.to, operation.tag]
             queue.popleft()
             if queue:
                 self._put_on_wire(queue[0])
         elif isinstance(operation, _Collective):
             self._completed[operation.channel] += 1
+            if isinstance(operation, _Mean):
+                self._free[operation.channel] = operation.own
         elif isinstance(operation, _NoteReceive):
             self._hear(operation.sender, operation.data.tobytes())
             self._listen()

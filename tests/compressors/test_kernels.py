@@ -66,6 +66,11 @@ def test_a_library_of_another_version_is_not_used(without_library: Path) -> None
     assert "another version" in result.stdout and result.stderr.count("another version") == 1
 
 
+def test_a_process_can_be_told_to_say_nothing(without_library: Path) -> None:
+    result = python("from compressors import kernels; kernels.say_nothing(); " + ENCODE, without_library)
+    assert result.returncode == 0 and not result.stderr
+
+
 def test_disabled_nests_and_ends() -> None:
     x = torch.ones(3)
     before = kernels.usable(x)

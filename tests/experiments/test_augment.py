@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from experiments.data.augment import PAD, augment, normalize
+from experiments.data.augment import augment, normalize, padding
 
 
 def coordinates(b: int, h: int = 32, w: int = 32) -> Tensor:
@@ -33,18 +33,19 @@ def read(crop: Tensor) -> tuple[int, int, bool]:
 @pytest.mark.parametrize(("h", "w"), [(32, 32), (24, 40)])
 def test_every_image_is_a_padded_crop_perhaps_mirrored(h: int, w: int) -> None:
     x = coordinates(200, h, w)
-    padded = torch.nn.functional.pad(x[0], (PAD, PAD, PAD, PAD))
+    pad = padding(h, w)
+    padded = torch.nn.functional.pad(x[0], (pad, pad, pad, pad))
     for crop in augment(x, generator()):
         row, column, mirrored = read(crop)
-        expected = padded[:, row + PAD :, column + PAD :][:, :h, :w]
+        expected = padded[:, row + pad :, column + pad :][:, :h, :w]
         assert torch.equal(crop, expected.flip(2) if mirrored else expected)
 
 
 def test_all_places_are_equally_likely() -> None:
     draws = [read(crop) for crop in augment(coordinates(8100), generator())]
-    cells = torch.zeros(2 * PAD + 1, 2 * PAD + 1, 2)
+    cells = torch.zeros(9, 9, 2)
     for row, column, mirrored in draws:
-        cells[row + PAD, column + PAD, int(mirrored)] += 1
+        cells[row + 4, column + 4, int(mirrored)] += 1
     chi_squared = ((cells - 50) ** 2 / 50).sum()  # 161 degrees of freedom: mean 161, sd 18
     assert chi_squared < 161 + 5 * 18
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import gossip
 from experiments import data
@@ -439,6 +440,35 @@ def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
         data.load("cifar10", str(tmp_path / "file" / "folder"))
 
 
+def test_a_device_is_no_data_dir() -> None:
+    with pytest.raises(UsageError, match="neither a folder nor"):
+        data.load("cifar10", "/dev/null")
+
+
 def test_the_official_address_and_sum() -> None:
     assert OFFICIAL_URL == "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
     assert cifar10.MD5 == "c58f30108f718f92721af3b95e74349a"
+
+
+# -- reduced ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [16, 8])
+def test_reduced_images_are_means_over_squares(tmp_path: Path, size: int) -> None:
+    write_folder(tmp_path, files())
+    whole = data.load("cifar10", str(tmp_path))
+    small = data.load(f"cifar10:size={size},test=4", str(tmp_path))
+    factor = 32 // size
+    for images, reduced in ((whole.train_x, small.train_x), (whole.test_x[:4], small.test_x)):
+        squares = images.double().numpy().reshape(-1, 3, size, factor, size, factor)
+        assert np.array_equal(reduced.numpy(), np.floor(squares.mean((3, 5)) + 0.5))
+    assert torch.equal(small.train_y, whole.train_y) and torch.equal(small.test_y, whole.test_y[:4])
+    scaled = small.train_x.double() / 255
+    assert torch.allclose(small.mean.double(), scaled.mean((0, 2, 3)), atol=1e-6)
+    assert torch.allclose(small.std.double(), scaled.std((0, 2, 3), correction=0), atol=1e-6)
+
+
+@pytest.mark.parametrize("option", ["size=24", "test=0", "test=10001"])
+def test_sizes_that_do_not_fit(tmp_path: Path, option: str) -> None:
+    with pytest.raises(UsageError, match="fit"):
+        data.load(f"cifar10:{option}", str(tmp_path))

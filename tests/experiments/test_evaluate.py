@@ -80,7 +80,7 @@ def train_node(batch_norm: str, steps: int = 3) -> dict[str, Any]:
         return tensors, modes, streams, node.world.bytes_sent
 
     before = snapshot()
-    average = evaluate.averaged_model(node, model, batch_norm, x, forward)
+    average = evaluate.averaged_image_model(node, model, batch_norm, x, forward)
     score = evaluate.score_together(average, x, y, forward, node.world)
     own = evaluate.score(model, x, y, forward)
     after = snapshot()

@@ -225,7 +225,7 @@ def test_the_models_are_those_of_the_papers() -> None:
 @pytest.mark.parametrize("method", [P3(slice=100), FIFO])
 def test_slices_and_owners_are_gossips(method: P3) -> None:
     flat = FlatModel(Net(), pieces=method.pieces(3))
-    sizes = {}
+    sizes: dict[str, int] = {}
     for name, p in Net().named_parameters():
         sizes[name.partition(".")[0]] = sizes.get(name.partition(".")[0], 0) + p.numel()
     slices = cut([Layer(name, size, 1, 2) for name, size in sizes.items()], method, 3)

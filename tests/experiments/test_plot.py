@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
 from experiments import plot
 from experiments.runfolder import RunFolder
+from gossip.errors import UsageError
 
 
-def run(path: Path, diverged: bool = False) -> Path:
+def run(path: Path, diverged: bool = False, measure: str = "test_accuracy") -> Path:
     folder = RunFolder(path)
     folder.create()
+    folder.write_text("config.toml", "")
     for step in range(1, 7):
         row = {"step": step, "epoch": step / 2, "loss": 2 / step, "loss_min": 1 / step, "loss_max": 3 / step}
         if step % 3 == 0 and not diverged:
-            row |= {"test_accuracy": 10.0 * step, "consensus_distance": 1 / step}
+            row |= {measure: 10.0 * step, "consensus_distance": 1 / step}
         folder.append(row)
     return path
 
@@ -33,10 +36,26 @@ def test_a_run_is_drawn(tmp_path: Path, diverged: bool) -> None:
 
 def test_several_runs_in_one_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
-    folders = [str(run(tmp_path / name)) for name in ("a", "b", "c", "again/a")]
-    plot.main([*folders, "--out", str(tmp_path)])
+    folders = [run(tmp_path / name) for name in ("a", "b", "c", "again/a")]
+    plot.run(Namespace(runs=folders, out=tmp_path))
     assert capsys.readouterr().out.strip() == str(tmp_path / "training.png")
     assert (tmp_path / "training.png").exists()
+
+
+def test_text_is_judged_by_perplexity_and_apart_from_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figure, shown = pytest.importorskip("matplotlib.figure").Figure, list[str]()
+    monkeypatch.setattr(
+        figure, "savefig", lambda self, *args, **options: shown.extend(a.get_ylabel() for a in self.axes)
+    )
+    text, images = run(tmp_path / "text", measure="test_perplexity"), run(tmp_path / "images")
+    plot.draw([text], text)
+    plot.draw([images], images)
+    always = ["training loss", "consensus distance"]
+    assert [label for label in shown if label not in always] == ["test perplexity", "test accuracy (%)"]
+    with pytest.raises(UsageError, match="draw them apart"):
+        plot.draw([text, images], tmp_path)
 
 
 def test_without_matplotlib(
@@ -48,7 +67,9 @@ def test_without_matplotlib(
     assert capsys.readouterr().out == "no plots: matplotlib is not installed (pip install matplotlib)\n"
 
 
-def test_a_folder_without_a_run_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        plot.main([str(tmp_path)])
-    assert ended.value.code == 2 and "holds no metrics.jsonl" in capsys.readouterr().err
+def test_a_folder_without_a_run_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="holds no run"):
+        plot.run(Namespace(runs=[tmp_path], out=None))
+    (run(tmp_path / "a") / "metrics.jsonl").unlink()
+    with pytest.raises(UsageError, match="nothing has been measured"):
+        plot.run(Namespace(runs=[tmp_path], out=None))

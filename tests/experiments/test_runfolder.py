@@ -70,7 +70,7 @@ def test_files_are_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     folder = RunFolder(tmp_path)
     folder.write_json("summary.json", {"a": 1})
 
-    def torn(self: Path, text: str) -> None:
+    def torn(self: Path, text: str, encoding: str | None = None) -> None:
         self.write_bytes(b"half")
         raise OSError("disk full")
 

@@ -33,6 +33,15 @@ train.main(sys.argv[1:])
 """
 
 
+def assert_same_weights(*runs: Path) -> None:
+    for rank in range(3):
+        a, b = (
+            torch.load(run / f"checkpoint/step-000024/rank{rank}.pt", weights_only=True)["model"]
+            for run in runs
+        )
+        assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
 def test_a_run_equals_that_of_virtual_nodes(mpirun: Any, tmp_path: Path) -> None:
     ran = mpirun(3, "-m", "experiments.train", *SMALL, "--out", str(tmp_path / "mpi"))
     assert ran.returncode == 0, ran.stderr
@@ -45,18 +54,20 @@ def test_a_run_equals_that_of_virtual_nodes(mpirun: Any, tmp_path: Path) -> None
     assert (
         train.run(["--config", str(tmp_path / "mpi" / "config.toml"), "--out", str(tmp_path / "local")]) == 0
     )
-    last = "checkpoint/step-000024"
-    for rank in range(3):
-        a, b = (
-            torch.load(tmp_path / name / last / f"rank{rank}.pt", weights_only=True)
-            for name in ("mpi", "local")
-        )
-        assert all(torch.equal(a["model"][name], b["model"][name]) for name in a["model"])
+    assert_same_weights(tmp_path / "mpi", tmp_path / "local")
     a, b = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("mpi", "local"))
     for name in ("train_loss", "test_accuracy"):
         assert a[name] == pytest.approx(b[name], rel=1e-5), name
     for name in ("bytes_sent_per_step", "messages_sent_per_step"):  # the last of 24 may still queue
         assert 23 / 24 * b[name] <= a[name] <= b[name], name
+
+
+def test_a_resumed_job_ends_as_an_unbroken_one(mpirun: Any, tmp_path: Path) -> None:
+    for flags in ((*SMALL, "--steps", "9"), ("--resume", "--steps", "24")):
+        ran = mpirun(3, "-m", "experiments.train", *flags, "--out", str(tmp_path / "parts"))
+        assert ran.returncode == 0, ran.stderr
+    assert train.run([*SMALL, "--nodes", "3", "--out", str(tmp_path / "whole")]) == 0
+    assert_same_weights(tmp_path / "parts", tmp_path / "whole")
 
 
 def test_sigterm_on_one_rank_stops_all_after_a_checkpoint(mpirun: Any, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from gossip import cli
+from gossip.__main__ import COMMANDS, _load
 from gossip.catalog import PAGES, catalog
 from gossip.envreport import as_text, collect
 from gossip.errors import DivergedError, GossipError, UsageError
@@ -131,6 +132,22 @@ def test_abbreviated_flags_are_errors(capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit):
         parser.parse_args(["--compress", "qsgd"])
     assert "Did you mean --compressor?" in capsys.readouterr().err
+
+
+def test_a_command_whose_package_is_missing_says_what_to_do() -> None:
+    with pytest.raises(UsageError, match=r"needs the package nowhere.*pip install"):
+        _load("sweep", "nowhere.sweep")
+    with pytest.raises(ModuleNotFoundError):
+        _load("sweep", "experiments.nowhere")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name: str) -> None:
+    parser = cli.ArgumentParser(prog=name)
+    module = _load(name, COMMANDS[name][0])
+    module.add_arguments(parser)
+    assert module.__doc__ and callable(module.run)
+    assert all(action.help for action in parser._actions)
 
 
 # -- under mpirun ----------------------------------------------------------------------------------

@@ -77,3 +77,18 @@ def test_the_light_packages_load_alone() -> None:
     for package, heavy in (("topologies", "torch"), ("compressors", "topologies")):
         code = f"import sys, {package}; sys.exit({heavy!r} in sys.modules or 'gossip' in sys.modules)"
         subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+
+
+@pytest.mark.parametrize("module", ["gossip", "gossip.__main__", "gossip.cli", "experiments.compare"])
+def test_what_needs_no_torch_does_not_load_it(module: str) -> None:
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+
+
+def test_every_public_name_is_there() -> None:
+    import gossip
+
+    assert {*gossip.__all__} <= {*dir(gossip)}
+    assert all(getattr(gossip, name).__name__ == name for name in gossip.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'joyn'"):
+        gossip.joyn  # type: ignore[attr-defined]  # noqa: B018

@@ -37,7 +37,8 @@ from tests.quadratics import (
 SIZES = (1, 2, 3, 5, 8)
 LOSSY = ("qsgd:bits=8", "qsgd:bits=4,block=16", "sign", "topk:ratio=0.25", "grid", "randk:ratio=0.25")
 COMPRESSED = ("naive", "dcd", "ecd", "choco", "deepsqueeze")
-EXACT = ("local", "allreduce", "dpsgd", "dpsgd:order=atc")
+EXACT = ("local", "allreduce", "dpsgd", "dpsgd:order=atc", "plump")
+SLIM = "slim:alpha=0.4,beta=0.2,q=3,residual=keep"  # its oracle is in test_parameter_server.py
 PARAMETER = (*(spec for spec in EXACT if spec != "allreduce"), *COMPRESSED)
 
 
@@ -133,7 +134,7 @@ def codec_for(spec: str, codec: str) -> str:
     return "identity" if make_algorithm(spec).sends_exact else codec
 
 
-@pytest.mark.parametrize("spec", (*ALGORITHMS, *(with_every(spec, 3) for spec in PARAMETER)))
+@pytest.mark.parametrize("spec", (*ALGORITHMS, SLIM, *(with_every(spec, 3) for spec in (*PARAMETER, SLIM))))
 def test_overlap_changes_nothing(spec: str) -> None:
     codec = codec_for(spec, "qsgd:bits=8")
     hidden = simulate(spec, 5, codec, steps=10)
@@ -338,13 +339,13 @@ def plain_sgd(rank: int, n: int, steps: int) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize("codec", ("identity", "qsgd:bits=4,block=16", "topk:ratio=0.25"))
-@pytest.mark.parametrize("spec", (*EXACT, "naive", "choco", "deepsqueeze"))
+@pytest.mark.parametrize("spec", (*(s for s in EXACT if s != "plump"), "naive", "choco", "deepsqueeze"))
 def test_one_node_is_plain_sgd_bit_for_bit(spec: str, codec: str) -> None:
     run = simulate(spec, 1, codec_for(spec, codec))
     np.testing.assert_array_equal(run.X[:, 0], plain_sgd(0, 1, 24))
 
 
-@pytest.mark.parametrize("spec", ("dcd", "ecd"))
+@pytest.mark.parametrize("spec", ("dcd", "ecd", "plump", SLIM))
 def test_one_node_is_plain_sgd_to_rounding(spec: str) -> None:
     assert_close(simulate(spec, 1).X[:, 0], plain_sgd(0, 1, 24))
 
@@ -409,8 +410,8 @@ def test_nothing_changes_before_the_first_yield(spec: str) -> None:
         session.wait()
         (lane,) = session._engine.lanes
         node, posted = lane.node, list[bytes]()
-        post, t, sends = node.transport.post, node.t, node._sends
-        node.transport.post = lambda payload, to, tag: posted.append(bytes(payload.tolist()))  # type: ignore[assignment, return-value, method-assign]
+        post, t, sends = node.outbox.post, node.t, node._sends
+        node.outbox.post = lambda payload, *_, **__: posted.append(bytes(payload.tolist()))  # type: ignore[method-assign]
         x, state, messages = lane.x.clone(), copied(lane.state), []
         for _ in range(2):
             node.t, node._sends = lane.t + 1, 0
@@ -419,7 +420,7 @@ def test_nothing_changes_before_the_first_yield(spec: str) -> None:
             steps.close()
             messages.append(list(posted))
             posted.clear()
-        node.transport.post, node.t, node._sends = post, t, sends  # type: ignore[method-assign]
+        node.outbox.post, node.t, node._sends = post, t, sends  # type: ignore[method-assign]
         return equal(lane.x, x) and equal(lane.state, state) and messages[0] == messages[1]
 
     run = simulate(spec, 3, codec_for(spec, "qsgd:bits=8"), steps=3, watch=watch)
@@ -461,13 +462,13 @@ def combinations() -> Iterator[tuple[str, str]]:
             yield spec, codec
 
 
-@pytest.mark.parametrize(("spec", "codec"), list(combinations()))
+@pytest.mark.parametrize(("spec", "codec"), [*combinations(), (SLIM, "qsgd:bits=8")])
 def test_resuming_changes_nothing(spec: str, codec: str) -> None:
     unbroken = simulate(spec, 3, codec, steps=10).last
     np.testing.assert_array_equal(torch.stack(resumed(spec, codec, 5, 5)).numpy(), unbroken)
 
 
-@pytest.mark.parametrize("spec", PARAMETER)
+@pytest.mark.parametrize("spec", (*PARAMETER, SLIM))
 def test_resuming_between_two_exchanges_changes_nothing(spec: str) -> None:
     spec, codec = with_every(spec, 3), codec_for(spec, "qsgd:bits=8")
     unbroken = simulate(spec, 3, codec, steps=10).last

@@ -1,4 +1,4 @@
-"""The trace: its form, that it tells what happened, that clocks agree, that P3 sends first layers first."""
+"""The trace: its form, what it tells, that clocks agree, and that P3 sends first layers first."""
 
 from __future__ import annotations
 

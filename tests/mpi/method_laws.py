@@ -19,7 +19,8 @@ from tests.quadratics import loop, start
 STEPS = 8
 CODEC = {"ecd": "grid", "choco": "topk:ratio=0.25"}
 POINT_TO_POINT = (
-    *("local", "dpsgd", "naive", "dcd", "ecd", "choco", "deepsqueeze"),
+    *("local", "dpsgd", "naive", "dcd", "ecd", "choco", "deepsqueeze", "plump"),
+    *("slim:alpha=0.4,beta=0.2,q=3", "slim:alpha=0.4,beta=0.2,q=3,residual=keep,keys=seed,every=2"),
     *("qsgd:gather=all", "signsgd:gather=scatter"),
     *("p3:slice=8,in_flight=1", "p3:slice=layer,order=fifo"),
 )

@@ -53,6 +53,19 @@ def too_long_a_message_is_an_error(transport: Transport) -> None:
     wait_for(transport, send)
 
 
+def the_link_is_at_least_as_fast_as_what_it_carried(transport: Transport) -> None:
+    """Small payloads say nothing; a large one sets a rate, its bytes in the time until it was received."""
+    if transport.size == 1:
+        assert transport.fastest == 0
+        return
+    left, right = neighbors(transport)
+    tag, length = transport.reserve_tags(1), 1 << 20
+    start = time.perf_counter()
+    receipt, send = transport.expect(left, tag, length), transport.post(message(length, 0), right, tag)
+    wait_for(transport, receipt, send)
+    assert transport.fastest >= length / (time.perf_counter() - start)
+
+
 def bad_calls_are_refused(transport: Transport) -> None:
     """Before anything is sent."""
     for call, kind in (
@@ -95,6 +108,7 @@ ONLY_MPI: dict[str, Callable[[Transport], None]] = {
         launcher_agrees_with_mpi,
         wait_gives_up,
         too_long_a_message_is_an_error,
+        the_link_is_at_least_as_fast_as_what_it_carried,
         bad_calls_are_refused,
         a_child_process_is_no_rank,
     )

@@ -87,7 +87,7 @@ BAD = {
     "bad.graphml": ("<graphml><graph>", r"is not a valid \.graphml file"),
     "bad.edgelist": ("0 1\n\xff\n".encode("latin-1"), r"is not a valid \.edgelist file"),
     "small.edgelist": ("0 1\n1 2\n", "has 3 nodes, given 2 ranks: start 3 ranks or use another file"),
-    "empty.edgelist": ("", "has 0 nodes, given 2 ranks"),
+    **{f"empty{end}": ("", "holds no nodes") for end in (".edgelist", ".adjlist", ".csv")},
     "from_one.edgelist": ("1 2\n", "has 2 nodes but one is numbered 2; number them from 0 to 1"),
     "rows.csv": ("0.5,0.4\n0.4,0.6\n", "row 0 of W sums to 0.9, but must sum to 1"),
     "oblong.csv": ("0.5,0.5,0\n0,1,0\n", r"W has shape \(2, 3\); it must be square, one row per rank"),
@@ -103,6 +103,13 @@ def test_bad_files_say_what_is_wrong(tmp_path: Path, file: str) -> None:
     with pytest.raises(TopologyError, match=message) as caught:
         build("file", 2, path=str(tmp_path / file))
     assert file in str(caught.value)
+
+
+@pytest.mark.parametrize("shape", [(2,), (2, 2, 2), ()])
+def test_a_matrix_has_two_dimensions(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    np.save(tmp_path / "W.npy", np.ones(shape))
+    with pytest.raises(TopologyError, match=r"holds an array of shape .*; W is a square matrix"):
+        build("file", 2, path=str(tmp_path / "W.npy"))
 
 
 def test_pickles_in_npy_are_never_run(tmp_path: Path) -> None:

@@ -1,0 +1,230 @@
+"""``python -m experiments.netlab sweep | goodput | all | report``: training on shaped networks, measured."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments import models
+from experiments.netlab import goodput, isolation, report, requirements
+from experiments.netlab.compute import Compute
+from experiments.netlab.lab import MAX_HOSTS
+from experiments.netlab.methods import METHODS, choose
+from experiments.netlab.network import Network
+from experiments.netlab.results import Results, machine
+from experiments.netlab.sweep import Goodput, Sweep, congestions, say
+from gossip import units
+from gossip.cli import ArgumentParser, run
+from gossip.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What is measured where the user does not say."""
+
+    bandwidths: tuple[str, ...]
+    latencies: tuple[str, ...]
+    hosts: int
+    seconds: float
+    loss_steps: int
+    settings: tuple[str, ...]
+    rates: tuple[float, ...]
+
+
+FULL = Defaults(
+    bandwidths=("1.4Gbit", "100Mbit", "20Mbit", "5Mbit"),
+    latencies=("0.13ms", "1ms", "5ms", "20ms"),
+    hosts=8,
+    seconds=3.0,
+    loss_steps=120,
+    settings=tuple(goodput.SETTINGS),
+    rates=goodput.RATES,
+)
+QUICK = Defaults(
+    bandwidths=("1.4Gbit", "50Mbit"),
+    latencies=("0.13ms", "20ms"),
+    hosts=4,
+    seconds=1.0,
+    loss_steps=12,
+    settings=goodput.QUICK,
+    rates=goodput.QUICK_RATES,
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    args = _parser().parse_args(words)
+    if args.command == "report":
+        return _report(args.out)
+    sweep, benchmark = _sweep(args), _goodput(args)
+    results = Results(args.out / "results.json", _about(args, sweep, benchmark))
+    if isolation.inside():
+        isolation.set_up()
+        return _measure(results, sweep, benchmark)
+    requirements.check()
+    if results.path.exists() and not args.overwrite:
+        raise UsageError(f"{args.out} holds results already: give another --out, or --overwrite.")
+    for file in ("results.json", "log.txt"):
+        (args.out / file).unlink(missing_ok=True)
+    args.out.mkdir(parents=True, exist_ok=True)
+    seconds = sum(part.estimate() for part in (sweep, benchmark) if part is not None)
+    say(f"about {seconds / 60:.0f} minutes; log: {args.out / 'log.txt'}")
+    code = isolation.run([sys.executable, "-m", "experiments.netlab", *words])
+    if results.path.exists():
+        _report(args.out)
+    return code
+
+
+def _measure(results: Results, sweep: Sweep | None, benchmark: Goodput | None) -> int:
+    """Everything that needs the hosts. 1 if something could not be measured."""
+    started = time.monotonic()
+    for part in (benchmark, sweep):
+        if part is not None:
+            part.run(results)
+    results.about["minutes"] = (time.monotonic() - started) / 60
+    results.save()
+    return 1 if results.failed else 0
+
+
+def _report(folder: Path) -> int:
+    """Tables and pictures; prints the judgements."""
+    results = Results.load(folder)
+    for heading, found in report.verdicts(results).items():
+        say(f"{heading}:")
+        for verdict in found:
+            say(f"  {verdict.word:12} {verdict.claim}" + f": {verdict.numbers}" * bool(verdict.numbers))
+    say("\n".join(map(str, report.write(results))))
+    return 0
+
+
+def _about(args: argparse.Namespace, sweep: Sweep | None, benchmark: Goodput | None) -> dict[str, object]:
+    about: dict[str, object] = machine()
+    if sweep is not None:
+        about |= {
+            "hosts": sweep.hosts,
+            "model": sweep.compute.model,
+            "batch_size": sweep.compute.batch_size,
+            "compute_seconds": sweep.compute.seconds,
+            "compute": str(sweep.compute),
+            "jitter": args.jitter if sweep.networks[0].jitter else "",
+            "slow": [list(pair) for pair in sweep.compute.slow],
+            "losses": f"{sweep.loss_steps} steps, batch {sweep.loss_batch_size} per host, bfloat16",
+        }
+    if benchmark is not None:
+        about["goodput"] = f"{benchmark.hosts} hosts, {units.show_duration(benchmark.latency)} one way"
+    return about
+
+
+# -- options -----------------------------------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = ArgumentParser(prog="python -m experiments.netlab", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, text in (
+        ("all", "sweep and goodput: every table and picture"),
+        ("sweep", "time per step of methods on networks, losses, and what follows from them"),
+        ("goodput", "the share of the rate that neighbour exchange gets, by settings of MPI"),
+        ("report", "tables and pictures of finished measurements anew; needs no root"),
+    ):
+        command = commands.add_parser(name, help=text)
+        command.add_argument(
+            "--out", type=Path, required=True, metavar="DIR", help="for results, tables, pictures"
+        )
+        if name == "report":
+            continue
+        add = command.add_argument
+        add("--overwrite", action="store_true", help="replace the results in DIR")
+        add("--quick", action="store_true", help="few networks, settings and steps on 4 hosts: minutes")
+        add("--hosts", type=int, metavar="N", help=f"({FULL.hosts}; {QUICK.hosts} with --quick)")
+        if name != "sweep":
+            add("--settings", nargs="+", metavar="NAME", help=f"of MPI: {', '.join(goodput.SETTINGS)}")
+            add("--goodput-latency", default="0.13ms", metavar="TIME", help="(%(default)s)")
+        if name != "goodput":
+            _add_sweep_arguments(command)
+    return parser
+
+
+def _add_sweep_arguments(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("--bandwidths", nargs="+", metavar="RATE", help=f"({' '.join(FULL.bandwidths)})")
+    add("--latencies", nargs="+", metavar="TIME", help=f"one way ({' '.join(FULL.latencies)})")
+    add("--jitter", default="0ms", metavar="TIME", help="a packet takes up to so much more (%(default)s)")
+    add("--methods", nargs="+", default=list(METHODS), metavar="KEY", help=f"({' '.join(METHODS)})")
+    add("--compute", default="135ms", metavar="TIME|real", help="fixed time of a step, or real (%(default)s)")
+    add("--model", default="resnet20", help="whose parameters are sent (%(default)s)")
+    add("--batch-size", type=int, default=32, metavar="B", help="per host and step (%(default)s)")
+    add("--slow", nargs="+", default=[], metavar="HOST:FACTOR", help="stragglers, such as 3:2")
+    add("--seconds", type=float, metavar="S", help=f"per method and network ({FULL.seconds:g})")
+    add("--loss-steps", type=int, metavar="N", help=f"of training; 0: no losses ({FULL.loss_steps})")
+
+
+def _defaults(args: argparse.Namespace) -> Defaults:
+    return QUICK if args.quick else FULL
+
+
+def _hosts(args: argparse.Namespace) -> int:
+    hosts: int = _defaults(args).hosts if args.hosts is None else args.hosts
+    if not 2 <= hosts <= MAX_HOSTS:
+        raise UsageError(f"--hosts {hosts}: give 2 to {MAX_HOSTS}.")
+    return hosts
+
+
+def _sweep(args: argparse.Namespace) -> Sweep | None:
+    if args.command == "goodput":
+        return None
+    defaults, hosts = _defaults(args), _hosts(args)
+    models.build(args.model)
+    if args.batch_size < 1:
+        raise UsageError(f"--batch-size {args.batch_size}: give 1 or more.")
+    bandwidths = [units.bandwidth(text) for text in args.bandwidths or defaults.bandwidths]
+    latencies = [units.duration(text) for text in args.latencies or defaults.latencies]
+    jitter = units.duration(args.jitter)
+    return Sweep(
+        hosts=hosts,
+        networks=tuple(Network(b, latency, jitter) for b in bandwidths for latency in latencies),
+        methods=choose(args.methods),
+        compute=Compute(
+            model=args.model,
+            batch_size=args.batch_size,
+            seconds=None if args.compute == "real" else units.duration(args.compute),
+            slow=tuple(_slow(text, hosts) for text in args.slow),
+        ),
+        seconds=defaults.seconds if args.seconds is None else args.seconds,
+        loss_steps=defaults.loss_steps if args.loss_steps is None else args.loss_steps,
+    )
+
+
+def _slow(text: str, hosts: int) -> tuple[int, float]:
+    host, _, factor = text.partition(":")
+    try:
+        slow = int(host), float(factor)
+    except ValueError:
+        slow = -1, 0.0
+    if not (0 <= slow[0] < hosts and slow[1] >= 1):
+        raise UsageError(f"--slow {text}: give HOST:FACTOR, a host from 0 to {hosts - 1} and 1 or more: 3:2.")
+    return slow
+
+
+def _goodput(args: argparse.Namespace) -> Goodput | None:
+    if args.command == "sweep":
+        return None
+    for name in args.settings or ():
+        if name not in goodput.SETTINGS:
+            raise UsageError(f"--settings {name!r}: there is {', '.join(map(repr, goodput.SETTINGS))}.")
+    return Goodput(
+        hosts=_hosts(args) if args.command == "goodput" and args.hosts else goodput.HOSTS,
+        settings=tuple(args.settings or _defaults(args).settings),
+        congestions=congestions(args.quick),
+        latency=units.duration(args.goodput_latency),
+        rates=_defaults(args).rates,
+    )
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,80 @@
+"""What the links between the hosts are like, and how that is told to the kernel and the relay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from gossip.units import show_bandwidth, show_duration
+
+DEVICE = "net0"
+"""The hosts' interface to the shaped network."""
+
+SUBNET = "10.78.0"
+"""Host k, from 0, is SUBNET.(k + 1) there: in namespaces of its own, so no other network can clash."""
+
+RELAY_SECONDS = 70e-6
+"""What the relay takes by itself, about (measured with its forerunner); taken off the delay."""
+
+FRAME = 1514
+WHOLE_FRAMES = 68_000
+QUEUE = 16 << 20
+
+
+@dataclass(frozen=True)
+class Network:
+    """Every host's link to a switch that never blocks.
+
+    Attributes:
+        bandwidth: bit/s that a host may send; None for as much as the machine can.
+        latency: seconds from one host to another, one way.
+        jitter: every packet takes up to so many seconds more, at random; packets keep their order.
+        congestion: TCP's congestion control on the hosts; None for the machine's own. Away from the machine's
+            first network namespace Linux allows only what `allowed_congestion` lists.
+    """
+
+    bandwidth: float | None
+    latency: float = 0.0
+    jitter: float = 0.0
+    congestion: str | None = None
+
+    def __str__(self) -> str:
+        rate = "unshaped" if self.bandwidth is None else show_bandwidth(self.bandwidth)
+        jitter = f" + up to {show_duration(self.jitter)}" if self.jitter else ""
+        return f"{rate}, {show_duration(self.latency)}{jitter}"
+
+    @property
+    def relay_delay(self) -> float:
+        """Seconds that the relay is to keep a packet."""
+        return max(0.0, self.latency - RELAY_SECONDS)
+
+
+def shaping(bandwidth: float | None, device: str = DEVICE) -> list[str]:
+    """The `tc` command that limits what `device` sends, replacing what was set before.
+
+    A token bucket, as in Tang et al. It is kept small, so that a link which was idle is hardly faster for a
+    moment: half a millisecond's worth, two frames at least, and from 500 Mbit/s on what lets TCP's frames of
+    64 KB pass whole. The queue never drops: TCP keeps it short by itself (small queues).
+    """
+    if bandwidth is None:
+        return ["tc", "qdisc", "replace", "dev", device, "root", "pfifo", "limit", "10000"]
+    burst = max(2 * FRAME, int(bandwidth / 8 * 0.5e-3))
+    if bandwidth >= 500e6:
+        burst = max(burst, WHOLE_FRAMES)
+    tbf = ["tbf", "rate", f"{bandwidth:.0f}bit", "burst", f"{burst}b", "limit", f"{QUEUE}b"]
+    return ["tc", "qdisc", "replace", "dev", device, "root", *tbf]
+
+
+def allowed_congestion() -> list[str]:
+    """The congestion controls that hosts may use; what the machine uses by default is among them."""
+    return Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text().split()
+
+
+def default_congestion() -> str:
+    """The machine's congestion control, which hosts have by default."""
+    return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+
+
+def address(host: int) -> str:
+    """The IPv4 address of host `host` (from 0) on the shaped network."""
+    return f"{SUBNET}.{host + 1}"

@@ -1,0 +1,106 @@
+"""Run folders, read: what a run was asked to do, how it ended, and what it measured. Needs no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from experiments import toml
+from experiments.headline import ACCURACY, Headline, headline
+from gossip.errors import UsageError
+
+Row = dict[str, Any]
+
+IMMATERIAL = frozenset({"data-dir", "timeout", "progress", "checkpoint-every"})
+"""Settings that change neither what a run computes nor how long its steps take."""
+
+FOR_SPEED = frozenset({"threads", "device", "overlap"})
+"""Settings that change how long it takes, but not what is computed (up to rounding)."""
+
+
+def read_summary(path: Path) -> dict[str, Any] | None:
+    """A run's summary.json; None while it has none."""
+    try:
+        return dict(json.loads((path / "summary.json").read_text()))
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        raise UsageError(f"{path}/summary.json is damaged: delete it and run that run again") from None
+
+
+def read_metrics(path: str | Path) -> list[Row]:
+    """The lines of a run's metrics.jsonl; a last line that was cut short is left out."""
+    try:
+        lines = (Path(path) / "metrics.jsonl").read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            if number < len(lines):
+                raise UsageError(f"{path}/metrics.jsonl, line {number} is not JSON") from None
+    return rows
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder.
+
+    Attributes:
+        config: the flags it was run with, as in its config.toml, keys with ``-``.
+        summary: as in summary.json; None for a run that has not ended properly.
+    """
+
+    path: Path
+    config: Mapping[str, Any]
+    summary: Mapping[str, Any] | None
+
+    @classmethod
+    def read(cls, path: Path) -> Run:
+        """Raises `UsageError`: there is no run in `path`."""
+        if not (path / "config.toml").exists():
+            raise UsageError(f"{path} holds no run: name a run folder (--out of experiments.train)")
+        return cls(path, toml.read(path / "config.toml"), read_summary(path))
+
+    @property
+    def diverged(self) -> bool:
+        return self.summary is not None and bool(self.summary["diverged"])
+
+    @property
+    def finished(self) -> bool:
+        """To its end: not broken off, and not diverged."""
+        return self.summary is not None and not self.diverged
+
+    @property
+    def seed(self) -> int:
+        return int(self.config.get("seed", 0))
+
+    @cached_property
+    def rows(self) -> Sequence[Row]:
+        """The lines of metrics.jsonl."""
+        return read_metrics(self.path)
+
+    @property
+    def headline(self) -> Headline:
+        """The number that it is judged by; test accuracy for a run that has not come so far."""
+        return headline(self.summary or {}) or ACCURACY
+
+
+def find(paths: Iterable[Path]) -> list[Run]:
+    """The runs in `paths`: run folders, or folders of them (what a sweep leaves), in the given order.
+
+    Raises:
+        UsageError: a path that is neither.
+    """
+    found: dict[Path, Run] = {}
+    for path in paths:
+        inside = sorted(config.parent for config in path.glob("*/config.toml"))
+        for folder in [path] if (path / "config.toml").exists() or not inside else inside:
+            found.setdefault(folder.resolve(), Run.read(folder))
+    return list(found.values())

@@ -1,0 +1,170 @@
+"""A sweep file: settings of the training script, of which some are lists, and the grid of runs they span.
+
+    dataset = "cifar10"             # a flag of experiments.train, the same for all runs
+    nodes = [8, 16]                 # a list: a run for each value
+    seed = [1, 2, 3]
+
+    [[runs]]                        # blocks add to what stands above, each spanning a grid of its own;
+    algorithm = "allreduce"         # without any, there is one grid
+
+    [[runs]]
+    algorithm = ["dcd", "choco"]
+    compressor = ["qsgd:bits=8", "qsgd:bits=4"]
+
+    [about]                         # for people: source, what is different, …
+    [full]                          # settings that replace the ones above with --full; may hold [[full.runs]]
+    [tune]                          # lr = [0.05, 0.1, 0.2]: what `python -m gossip tune` tries
+
+A run's name is made of its algorithm, its compressor, the keys that are lists or stand in a block, and its
+seed; so one point of the grid always has the same folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments import config, recipe, toml
+from gossip.errors import UsageError
+from gossip.suggest import nearest
+
+TABLES = ("about", "full", "tune", "tuned")
+Settings = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a grid.
+
+    Attributes:
+        name: of its folder.
+        settings: what the file says about it: flags of the training script, without dashes in front.
+        args: all options of the training script that follow from it.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    args: argparse.Namespace
+
+    @property
+    def nodes(self) -> int:
+        return self.args.nodes or 1
+
+    @property
+    def threads(self) -> int:
+        """Of each process; where the file says nothing, 1: a sweep's runs share the cores."""
+        return self.args.threads or 1
+
+
+@dataclass(frozen=True)
+class SweepFile:
+    """A sweep file, read; `base` and `blocks` may hold lists."""
+
+    path: Path
+    base: Settings
+    blocks: tuple[Settings, ...]
+    about: Mapping[str, Any]
+    tune: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, path: Path, full: bool = False) -> SweepFile:
+        """Read `path`; with `full`, its settings in ``[full]`` replace the others.
+
+        Raises:
+            UsageError: no such file, not TOML, a table that has no meaning.
+        """
+        content = toml.read(path)
+        overlay = content.pop("full", None)
+        if full:
+            if overlay is None:
+                raise UsageError(f"{path} has no [full] settings; leave --full out")
+            content |= overlay
+        tables = {name: content.pop(name, {}) for name in TABLES}
+        blocks = content.pop("runs", [{}])
+        for key, value in content.items():
+            if isinstance(value, dict):
+                near = nearest(key, (*TABLES, "runs"))
+                hint = f"did you mean [{near}]?" if near else f"known tables: {', '.join(TABLES)}, [runs]"
+                raise UsageError(f"{path}: unknown table [{key}]; {hint}")
+        if not (isinstance(blocks, list) and blocks and all(isinstance(block, dict) for block in blocks)):
+            raise UsageError(f"{path}: write runs as one or more [[runs]] blocks")
+        base, *rest = [_dashed(settings) for settings in (content, *blocks)]
+        return cls(path, base, tuple(rest), tables["about"], tables["tune"])
+
+    def points(self, seeds: Sequence[int] = (), overrides: Mapping[str, Any] | None = None) -> list[Point]:
+        """All runs, in the file's order, those of the first seed before those of the second.
+
+        Args:
+            seeds: in place of the file's.
+            overrides: settings of all runs, whatever the file says.
+
+        Raises:
+            UsageError: an unknown key, a value that does not fit, two runs of one name.
+        """
+        named = [key for key, value in self.base.items() if isinstance(value, list)]
+        named = list(dict.fromkeys([*named, *(key for block in self.blocks for key in block)]))
+        found: dict[str, Point] = {}
+        for block in self.blocks:
+            settings = {**self.base, **block, **_dashed(overrides or {})}
+            own = list(seeds) or settings.pop("seed", 0)
+            for one in _product(settings, self.path):
+                for point in self._points(one, own if isinstance(own, list) else [own], named):
+                    other = found.setdefault(point.name, point)
+                    if other.args != point.args:
+                        raise UsageError(
+                            f"{self.path}: two different runs would both be called {point.name}; write what "
+                            "they differ in as a list, or in the [[runs]] blocks"
+                        )
+        order = list(dict.fromkeys(point.args.seed for point in found.values()))
+        return sorted(found.values(), key=lambda point: order.index(point.args.seed))
+
+    def _points(self, settings: Settings, seeds: list[Any], named: Iterable[str]) -> Iterator[Point]:
+        """One combination of settings with each of the seeds; it is checked once."""
+        settings.pop("seed", None)
+        for seed in seeds:
+            config.flags({"seed": seed}, self.path)
+        flags = config.flags(settings, self.path)
+        try:
+            args = config.parse(flags)
+            recipe.check(argparse.Namespace(**vars(args) | {"nodes": args.nodes or 1}))
+        except UsageError as error:
+            raise UsageError(f"{self.path}: {error}") from None
+        for seed in seeds:
+            seeded = argparse.Namespace(**vars(args) | {"seed": seed})
+            yield Point(_name(settings, named, seeded), {**settings, "seed": seed}, seeded)
+
+
+def _dashed(settings: Mapping[str, Any]) -> Settings:
+    return {key.replace("_", "-"): value for key, value in settings.items()}
+
+
+def _product(settings: Settings, path: Path) -> Iterator[Settings]:
+    axes = {key: value if isinstance(value, list) else [value] for key, value in settings.items()}
+    for key, values in axes.items():
+        if not values:
+            raise UsageError(f"{path}: {key} is an empty list")
+    for one in itertools.product(*axes.values()):
+        yield dict(zip(axes, one, strict=True))
+
+
+def _name(settings: Settings, named: Iterable[str], args: argparse.Namespace) -> str:
+    parts = [_slug(args.algorithm)]
+    if args.compressor is not None:
+        parts.append(_slug(args.compressor))
+    parts += [
+        f"{key}{_slug(settings[key])}"
+        for key in named
+        if key in settings and key not in ("algorithm", "compressor", "seed")
+    ]
+    return "-".join([*parts, f"seed{args.seed}"])
+
+
+def _slug(value: Any) -> str:
+    """``qsgd:bits=4,norm=l2`` -> ``qsgd-bits4-norml2``: what is fine in a file name of any system."""
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return re.sub(r"[^\w.+]+", "-", text.replace("=", "")).strip("-")

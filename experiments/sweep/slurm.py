@@ -1,0 +1,67 @@
+"""A sweep as a Slurm job array: one task for each run, which starts, resumes and requeues by itself."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiments.sweep.grid import Point
+
+SCRIPT = """\
+#!/bin/bash
+# {count} runs of {file}. What your site asks for is missing here: account, partition, GPUs, memory.
+#SBATCH --job-name={name}
+#SBATCH --array=0-{last}
+#SBATCH --ntasks={ranks}
+#SBATCH --cpus-per-task={threads}
+#SBATCH --time=24:00:00
+#SBATCH --output={out}/slurm-%A_%a.txt
+# Two minutes before the end, and when the job is pre-empted, the sweep lets the run write a checkpoint.
+#SBATCH --signal=B:USR1@120
+#SBATCH --requeue
+#SBATCH --open-mode=append
+
+runs=(
+{runs}
+)
+cd {here}
+{activate}{command} --only "${{runs[$SLURM_ARRAY_TASK_ID]}}" &
+sweep=$!
+trap 'kill -USR1 $sweep' USR1 TERM
+wait $sweep; code=$?
+if [ $code -gt 128 ]; then wait $sweep; code=$?; fi    # the first wait ended with the signal
+# 138: stopped by the signal, after a checkpoint. The requeued task goes on from there.
+if [ $code -eq 138 ]; then scontrol requeue "${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID"; fi
+exit $code
+"""
+
+
+def write(args: argparse.Namespace, points: Sequence[Point], out: Path) -> Path:
+    """Write ``sweep.sbatch`` into `out`; its path. `args` are those of ``python -m gossip sweep``."""
+    command = ["python", "-m", "gossip", "sweep", str(args.file), "--out", str(out), "--jobs", "1"]
+    command += ["--full"] if args.full else []
+    command += ["--mpi"] if args.mpi else []
+    command += ["--seeds", ",".join(map(str, args.seeds))] if args.seeds else []
+    for key, value in args.set:
+        command += ["--set", f"{key}={value}"]
+    activate = Path(sys.prefix) / "bin" / "activate"
+    script = SCRIPT.format(
+        count=len(points),
+        file=args.file,
+        name=args.file.stem,
+        last=len(points) - 1,
+        ranks=max(point.nodes for point in points) if args.mpi else 1,
+        threads=max(point.threads for point in points),
+        out=out,
+        runs="\n".join(f"    {shlex.quote(point.name)}" for point in points),
+        here=shlex.quote(str(Path.cwd())),
+        activate=f"source {shlex.quote(str(activate))}\n" if activate.exists() else "",
+        command=shlex.join(command),
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / "sweep.sbatch"
+    path.write_text(script)
+    return path

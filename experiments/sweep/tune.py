@@ -1,0 +1,151 @@
+"""Find the learning rate of every method in a sweep, from a stated grid, by the training loss at the end.
+
+    python -m gossip tune experiments/paper/tang-fig2a.toml --lr 0.05,0.1,0.2 --set data-dir=data
+
+Like Tang et al. 2018, who tuned each method on its training curve: the test data have no say. Writes
+tuned.toml into the folder, a sweep file with the chosen rates, and in its [tuned] table all that was tried.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments import toml
+from experiments.runs import Run
+from experiments.sweep.command import add_common_arguments, folder, run_points, whole_numbers
+from experiments.sweep.grid import Point, SweepFile
+from gossip.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was tried for one method.
+
+    Attributes:
+        name: the method, as in run names, without learning rate and seed.
+        settings: of its runs, without learning rate and seed.
+        losses: final training loss, mean over seeds, by learning rate; inf where a seed diverged.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    losses: Mapping[float, float]
+
+    @property
+    def best(self) -> float | None:
+        """The learning rate of the lowest loss; None if all diverged."""
+        lr = min(self.losses, key=self.losses.__getitem__)
+        return lr if self.losses[lr] < math.inf else None
+
+    @property
+    def at_the_edge(self) -> bool:
+        """Whether the best rate is the grid's smallest or largest: a wider grid might hold a better one."""
+        return len(self.losses) > 1 and self.best in (min(self.losses), max(self.losses))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``python -m gossip tune``."""
+    add_common_arguments(parser)
+    parser.add_argument(
+        "--lr", type=_rates, default=None, metavar="0.05,0.1", help="the grid (lr of the file's [tune])"
+    )
+    parser.add_argument(
+        "--seeds", type=whole_numbers, default=[], metavar="1,2", help="a run for each (the file's seed)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """The command. Returns its exit code."""
+    file = SweepFile.read(args.file, args.full)
+    rates = args.lr or file.tune.get("lr")
+    if not rates:
+        raise UsageError(f"{args.file} names no learning rates: type --lr 0.05,0.1,0.2, or add [tune] lr = …")
+    out = args.out or folder(args).with_name(folder(args).name + "-tune")
+    points = with_rates(file, rates).points(args.seeds, dict(args.set))
+    code = run_points(points, out, args)
+    if code:
+        return code
+    chosen = choose(points, out)
+    print("\n".join(lines(chosen)))
+    path = out / "tuned.toml"
+    path.write_text(tuned_file(chosen, file, args.file))
+    print(f"python -m gossip sweep {path}")
+    return 0
+
+
+def with_rates(file: SweepFile, rates: Sequence[float]) -> SweepFile:
+    """`file` with every method at each of the `rates`."""
+    blocks = tuple({**block, "lr": list(rates)} for block in file.blocks)
+    return SweepFile(file.path, file.base, blocks, file.about, file.tune)
+
+
+def choose(points: Iterable[Point], out: Path) -> list[Choice]:
+    """What the finished runs of `points` in `out` say."""
+    tried: dict[str, tuple[dict[str, Any], dict[float, list[float]]]] = {}
+    for point in points:
+        lr, loss = point.args.lr, _loss(Run.read(out / point.name))
+        name = point.name.removesuffix(f"-seed{point.args.seed}").replace(f"-lr{point.settings['lr']}", "")
+        settings = {key: value for key, value in point.settings.items() if key not in ("lr", "seed")}
+        tried.setdefault(name, (settings, {}))[1].setdefault(lr, []).append(loss)
+    return [
+        Choice(name, settings, {lr: statistics.fmean(losses) for lr, losses in by_lr.items()})
+        for name, (settings, by_lr) in tried.items()
+    ]
+
+
+def lines(chosen: Iterable[Choice]) -> Iterable[str]:
+    """The table for the terminal."""
+    for choice in chosen:
+        losses = ", ".join(f"{lr:g}: {_show(loss)}" for lr, loss in sorted(choice.losses.items()))
+        best = "all diverged" if choice.best is None else f"lr {choice.best:g}"
+        edge = " (at the edge of the grid: try rates beyond it)" if choice.at_the_edge else ""
+        yield f"{choice.name}: {best}{edge}    final training loss by lr: {losses}"
+
+
+def tuned_file(chosen: Iterable[Choice], file: SweepFile, path: Path) -> str:
+    """A sweep file with the chosen learning rates, the seeds and remarks of `file`, and what was tried."""
+    chosen = [choice for choice in chosen if choice.best is not None]
+    shared = dict(chosen[0].settings) if chosen else {}
+    for choice in chosen:
+        shared = {k: v for k, v in shared.items() if k in choice.settings and choice.settings[k] == v}
+    if "seed" in file.base:
+        shared["seed"] = file.base["seed"]
+    parts = [f"# Written by python -m gossip tune {path}\n", toml.dumps(shared)]
+    for choice in chosen:
+        own = {key: value for key, value in choice.settings.items() if key not in shared}
+        parts.append(f"\n[[runs]]\n{toml.dumps({**own, 'lr': choice.best})}")
+    if file.about:
+        parts.append(f"\n[about]\n{toml.dumps(file.about)}")
+    record = {
+        choice.name: [f"{lr:g}: {_show(loss)}" for lr, loss in sorted(choice.losses.items())]
+        for choice in chosen
+    }
+    criterion = {"criterion": "lowest training loss over the last epoch, mean over nodes and seeds"}
+    quoted = {f'"{name}"': value for name, value in record.items()}
+    parts.append(f"\n[tuned]\n{toml.dumps({**criterion, **quoted})}")
+    return "".join(parts)
+
+
+def _loss(run: Run) -> float:
+    loss = (run.summary or {}).get("train_loss")
+    return math.inf if run.diverged or loss is None or not math.isfinite(loss) else float(loss)
+
+
+def _show(loss: float) -> str:
+    return "diverged" if loss == math.inf else f"{loss:.4f}"
+
+
+def _rates(text: str) -> list[float]:
+    try:
+        found = [float(word) for word in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or not all(0 < rate < math.inf for rate in found):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of learning rates such as 0.05,0.1,0.2")
+    return found

@@ -1,0 +1,169 @@
+"""How long a step takes on a link: the cost model.
+
+One trip (trips.py) in which the busiest node sends b bytes, its largest message being m bytes long, takes
+
+    h(m) (L + o) + 8 b / (g R)        h(m) = 1 up to the eager limit, 3 above: request, consent, data
+
+on a link of R bit/s and L seconds one way. Chains that run side by side share R. Two constants stand for the
+software: the goodput g, the share of R that messages get, and the overhead o per one-way message; `Link.fit`
+finds them from two timed exchanges, one small and one large.
+
+A step computes for c seconds, encodes and decodes, and exchanges:
+
+    without overlap      c + codec + exchange
+    hidden methods       codec + max(c, exchange)          D-PSGD, DCD, ECD, CHOCO, naive
+    gradient methods     bucket by bucket while backward produces the others, in the order of its arrival
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from compressors import Compressor
+from gossip.algorithms import CHOCO, DCD, DPSGD, ECD, Algorithm, Naive
+from gossip.errors import UsageError
+from gossip.mpirun import EAGER_BYTES
+from gossip.plan.trips import Round
+
+FORWARD = 1 / 3
+"""Share of forward + backward after which the first gradients come."""
+
+ASSUMED_GOODPUT, ASSUMED_OVERHEAD = 0.9, 0.5e-3
+"""Assumptions, not measurements, for networks of which nothing is known but rate and latency."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One timed exchange: every node sends `size` bytes to each of `degree` neighbours at once."""
+
+    size: int
+    degree: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Link:
+    """What every node's network is like.
+
+    Attributes:
+        bandwidth: R, bit/s that a node may send, and receive at the same time.
+        latency: L, seconds one way.
+        goodput: g, the share of R that messages get.
+        overhead: o, seconds that software adds to each one-way message.
+        eager: bytes of the longest message that is sent without asking, as this framework sets it.
+        measured: whether g and o were fitted.
+    """
+
+    bandwidth: float
+    latency: float
+    goodput: float = ASSUMED_GOODPUT
+    overhead: float = ASSUMED_OVERHEAD
+    eager: int = EAGER_BYTES
+    measured: bool = False
+
+    def one_way(self, size: float) -> int:
+        """h: one-way messages until a message of `size` bytes is there."""
+        return 1 if size <= self.eager else 3
+
+    def seconds(self, one: Round) -> float:
+        """How long the trips of a round take."""
+        busiest = sum(trip.busiest for chain in one.chains for trip in chain)
+        waits = (sum(self.one_way(trip.largest) for trip in chain) for chain in one.chains)
+        wait = max(waits, default=0) * (self.latency + self.overhead)
+        return wait + 8 * busiest / (self.goodput * self.bandwidth)
+
+    def at(self, bandwidth: float, latency: float) -> Link:
+        """The same software on another network."""
+        return replace(self, bandwidth=bandwidth, latency=latency)
+
+    @classmethod
+    def fit(cls, bandwidth: float, latency: float, small: Exchange, large: Exchange) -> Link:
+        """g and o from two exchanges on a network of known rate and latency."""
+        blank = cls(bandwidth, latency)
+        overhead, per_byte = _solve(blank, small, large, latency)
+        goodput = min(1.0, 8 / (bandwidth * per_byte))
+        return replace(blank, goodput=goodput, overhead=max(0.0, overhead), measured=True)
+
+    @classmethod
+    def measure(cls, small: Exchange, large: Exchange) -> Link:
+        """A link of which nothing else is known: the rate that messages get, and latency with overhead."""
+        latency, per_byte = _solve(cls(1.0, 0.0), small, large, 0.0)
+        return cls(8 / per_byte, max(0.0, latency), goodput=1.0, overhead=0.0, measured=True)
+
+
+def _solve(link: Link, small: Exchange, large: Exchange, latency: float) -> tuple[float, float]:
+    """o and the seconds per byte in  t = h (latency + o) + degree · size · per_byte,  from two t."""
+    if small.size * small.degree >= large.size * large.degree:
+        raise UsageError("the second exchange must send more bytes than the first.")
+    hops = [link.one_way(e.size) for e in (small, large)]
+    left = [[h, e.degree * e.size] for h, e in zip(hops, (small, large), strict=True)]
+    right = [e.seconds - h * latency for h, e in zip(hops, (small, large), strict=True)]
+    overhead, per_byte = np.linalg.solve(np.array(left, float), np.array(right, float))
+    if per_byte <= 0:
+        raise UsageError(
+            f"{large.size} bytes took {large.seconds:.3g} s and {small.size} bytes {small.seconds:.3g} s: "
+            "that tells no rate. Measure again on a quiet machine, or larger messages."
+        )
+    return float(overhead), float(per_byte)
+
+
+CodecSeconds = Callable[[Compressor, int], tuple[float, float]]
+"""Seconds in which a codec encodes, and decodes, a message about so many values."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """The predicted time of one optimizer step, in seconds, and where it goes."""
+
+    total: float
+    exchange: float
+    exposed: float
+    codec: float
+
+
+def hides(method: Algorithm) -> bool:
+    """Whether a parameter method's exchange has the whole forward and backward pass to hide behind."""
+    if isinstance(method, DPSGD):
+        return method.order == "mix"
+    return isinstance(method, CHOCO | DCD | ECD | Naive)
+
+
+def step(
+    method: Algorithm,
+    buckets: Sequence[Round],
+    sizes: Sequence[int],
+    link: Link,
+    compute: float,
+    codec_seconds: CodecSeconds,
+    overlap: bool = True,
+) -> Step:
+    """The time of an optimizer step in a long run.
+
+    Args:
+        buckets: one round per bucket, in the order in which backward fills them.
+        sizes: the values of each.
+        compute: c, seconds of a step without exchange.
+        codec_seconds: how long a codec takes.
+    """
+    codecs = 0.0
+    for one, size in zip(buckets, sizes, strict=True):
+        if one.codec is not None:
+            encode, decode = codec_seconds(one.codec, size)
+            codecs += encode + one.decodes * decode
+    network = [link.seconds(one) for one in buckets]
+    exchange = sum(network)
+    if not overlap:
+        exposed = exchange
+    elif method.kind == "parameter":
+        exposed = max(0.0, exchange - compute) if hides(method) else exchange
+    else:
+        ready, free = FORWARD * compute, 0.0
+        for size, seconds in zip(sizes, network, strict=True):
+            ready += (1 - FORWARD) * compute * size / max(1, sum(sizes))
+            free = max(free, ready) + seconds
+        exposed = max(0.0, free - compute)
+    every = getattr(method, "every", 1)
+    return Step(compute + (codecs + exposed) / every, exchange / every, exposed / every, codecs / every)

@@ -1,0 +1,230 @@
+"""All combinations of method, graph and codec on one network, fastest first."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+
+import torch
+from torch import nn
+
+from compressors import Compressor
+from gossip import shapes, traffic
+from gossip.algorithms import DGC, Algorithm, GradientDropping
+from gossip.errors import UsageError
+from gossip.flat import FlatModel
+from gossip.plan import cost, trips
+from gossip.plan.cost import Link, Step
+from gossip.session import bucket_bytes
+from gossip.spec import make_algorithm, make_codec, make_topology
+from topologies import Schedule, Topology
+
+ALGORITHMS = ("allreduce", "qsgd", "signsgd", "powersgd", "dgc", "dpsgd", "dcd", "ecd", "choco")
+TOPOLOGIES = ("ring", "torus", "hypercube", "exponential", "one-peer", "complete")
+COMPRESSORS = ("fp16", "qsgd:bits=8", "qsgd:bits=4", "sign", "topk:ratio=0.01")
+
+TIMED_VALUES = 1 << 18
+"""Codecs are timed on vectors of at most this length; longer ones take in proportion."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One combination and what is predicted for it.
+
+    Attributes:
+        algorithm, compressor, topology: specs; None for what the method does not use.
+        time: of an optimizer step.
+        sent: bytes per step of the busiest node, at most.
+        spectral_gap: share of the nodes' disagreement that one exchange removes; 1 for an exact mean.
+        warnings: what theory says against it.
+        notes: what else to know.
+    """
+
+    algorithm: str
+    compressor: str | None
+    topology: str | None
+    time: Step
+    sent: float
+    spectral_gap: float
+    warnings: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The specs that matter, on one line."""
+        return " ".join(
+            filter(None, (self.algorithm, self.compressor, self.topology and f"on {self.topology}"))
+        )
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A combination, and what its rounds send: all that does not depend on the network. `of` makes it.
+
+    Attributes:
+        sizes: values of the buckets.
+        rounds: one per bucket, for every round that recurs.
+        at_first: bytes that the busiest node sends in the very first round.
+    """
+
+    method: Algorithm
+    graph: Topology | Schedule
+    codec: Compressor
+    sizes: tuple[int, ...]
+    rounds: tuple[tuple[trips.Round, ...], ...]
+    at_first: float
+
+    @classmethod
+    def of(
+        cls, model: nn.Module, method: Algorithm, graph: Topology | Schedule, codec: Compressor
+    ) -> Candidate:
+        """`model` may be on the meta device; only its shapes are looked at."""
+        buckets = cut(model, method, graph.size)
+
+        def rounds(t: int) -> tuple[trips.Round, ...]:
+            return tuple(
+                trips.of_round(method, graph, codec, segments, t, b) for b, segments in enumerate(buckets)
+            )
+
+        return cls(
+            method=method,
+            graph=graph,
+            codec=codec,
+            sizes=tuple(sum(s.size for s in segments) for segments in buckets),
+            rounds=tuple(rounds(t) for t in traffic.recurring(method, graph)),
+            at_first=sum(one.sent for one in rounds(1)),
+        )
+
+    def step(
+        self,
+        link: Link,
+        compute: float = 0.0,
+        overlap: bool = True,
+        codec_seconds: cost.CodecSeconds | None = None,
+    ) -> Step:
+        """The mean step in a long run; `codec_seconds` is by default measured, on this machine's CPU."""
+        measured = codec_seconds or timed
+        steps = [
+            cost.step(self.method, each, self.sizes, link, compute, measured, overlap) for each in self.rounds
+        ]
+        return Step(*(statistics.fmean(getattr(s, part.name) for s in steps) for part in fields(Step)))
+
+    def plan(self, link: Link, compute: float = 0.0, overlap: bool = True) -> Plan:
+        """Everything that is to be said about it on this network."""
+        sent = statistics.fmean(sum(one.sent for one in each) for each in self.rounds)
+        on_graph = self.method.kind == "parameter"
+        return Plan(
+            algorithm=str(self.method),
+            compressor=None if self.method.sends_exact else str(self.codec),
+            topology=self.graph.name if on_graph else None,
+            time=self.step(link, compute, overlap),
+            sent=sent / getattr(self.method, "every", 1),
+            spectral_gap=self.graph.spectral_gap if on_graph else 1.0,
+            warnings=tuple(self.method.check(self.graph, self.codec)),
+            notes=tuple(_density(self.method, self.graph.size, sum(self.sizes), sent, self.at_first)),
+        )
+
+
+def rank(
+    model: nn.Module,
+    nodes: int,
+    link: Link,
+    compute: float = 0.0,
+    algorithms: Sequence[str] = ALGORITHMS,
+    topologies: Sequence[str] | None = None,
+    compressors: Sequence[str] = COMPRESSORS,
+    overlap: bool = True,
+) -> list[Plan]:
+    """Every combination that fits, by predicted time per step; those that theory warns about come last.
+
+    Gradient methods use no graph, and their own codec. Without `topologies`, those of TOPOLOGIES that exist
+    on so many nodes are tried. A graph that does not fit a method is left out.
+
+    Raises:
+        UsageError: no such method, graph or codec; or nothing is left.
+    """
+    graphs = _all_graphs(nodes) if topologies is None else [make_topology(spec, nodes) for spec in topologies]
+    plans = [
+        Candidate.of(model, *combination).plan(link, compute, overlap)
+        for combination in _combinations(graphs, algorithms, compressors)
+    ]
+    if not plans:
+        raise UsageError(
+            f"{', '.join(algorithms)} needs another graph than {', '.join(g.name for g in graphs)}. "
+            "Type for example --topology ring (python -m gossip list topologies)."
+        )
+    return sorted(plans, key=lambda plan: (bool(plan.warnings), plan.time.total, plan.sent))
+
+
+def cut(model: nn.Module, method: Algorithm, nodes: int) -> list[trips.Segments]:
+    """The tensors of each bucket, as `join` would cut them; `model` itself is left as it is."""
+    twin = shapes.of(model, "").module()
+    return [bucket.segments for bucket in FlatModel(twin, bucket_bytes(method), method.pieces(nodes)).buckets]
+
+
+@lru_cache(maxsize=256)
+def timed(codec: Compressor, size: int) -> tuple[float, float]:
+    """Seconds in which one core of this machine encodes, and decodes, `size` values; measured once."""
+    n = min(size, TIMED_VALUES)
+    x = torch.randn(n, generator=torch.Generator().manual_seed(0))
+    codec = codec.for_segments((n,))
+    encodes, decodes = list[float](), list[float]()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for key in range(4):  # the first warms up
+            start = time.process_time()
+            payload = codec.encode(x, key)
+            middle = time.process_time()
+            codec.decode(payload, n)
+            encodes.append(middle - start)
+            decodes.append(time.process_time() - middle)
+    finally:
+        torch.set_num_threads(threads)
+    return min(encodes[1:]) * size / max(1, n), min(decodes[1:]) * size / max(1, n)
+
+
+def _combinations(
+    graphs: Sequence[Topology | Schedule], algorithms: Sequence[str], compressors: Sequence[str]
+) -> Iterator[tuple[Algorithm, Topology | Schedule, Compressor]]:
+    for method in map(make_algorithm, algorithms):
+        own = make_codec(method.default_compressor)
+        if method.kind == "gradient":
+            yield method, graphs[0], own
+            continue
+        codecs = [own] if method.sends_exact else [make_codec(spec) for spec in compressors]
+        fitting = [graph for graph in graphs if _fits(method, graph)]
+        yield from itertools.product([method], fitting, codecs)
+
+
+def _all_graphs(nodes: int) -> list[Topology | Schedule]:
+    graphs: dict[str, Topology | Schedule] = {}
+    for spec in TOPOLOGIES:
+        with contextlib.suppress(UsageError):  # no such graph of so many nodes
+            graph = make_topology(spec, nodes)
+            graphs.setdefault(graph.fingerprint(), graph)  # of few nodes two families may make the same
+    return list(graphs.values())
+
+
+def _fits(method: Algorithm, graph: Topology | Schedule) -> bool:
+    if method.needs_symmetric:
+        return graph.is_static and graph.is_symmetric and graph.is_doubly_stochastic
+    return graph.is_static or method.allows_schedule
+
+
+def _density(method: Algorithm, nodes: int, values: int, sent: float, at_first: float) -> Iterator[str]:
+    """What sparse messages add up to when all nodes choose different places, and before the warm-up ends."""
+    if not isinstance(method, DGC | GradientDropping):
+        return
+    share = min(1.0, nodes * method.ratio)
+    dense = 2 * (nodes - 1) / nodes * 4 * values
+    yield (
+        f"{method.name}: every node gets all {nodes - 1} messages. At worst they have no place in common, "
+        f"and the mean holds {100 * share:.3g} % of the values. A step sends {100 * sent / dense:.3g} % of "
+        f"what an exact all-reduce sends, {100 * at_first / dense:.3g} % in the first step."
+    )

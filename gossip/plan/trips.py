@@ -1,0 +1,121 @@
+"""What a round sends, as trips through the network. The one place where the planner's byte counts come from.
+
+A *trip* is what travels at the same time; a *chain* is trips of which each waits for the one before. A
+neighbour method makes one trip, an all-reduce a chain of 2 log₂ n. Messages are those that the method itself
+declares (`Algorithm.expects`), in the size that its codec declares (`max_bytes`); where a message's length
+depends on the data, that is the most it can be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+
+from compressors import Compressor
+from gossip import traffic
+from gossip.algorithms import Algorithm
+from gossip.flat import Segment
+from topologies import Schedule, Topology
+
+Segments = tuple[Segment, ...]
+
+TREE_BELOW = 65536
+"""Open MPI sends vectors of less bytes, and all among fewer than 4 nodes, up and down a binomial tree."""
+
+
+@dataclass(frozen=True)
+class Trip:
+    """What travels at the same time.
+
+    Attributes:
+        busiest: bytes that the busiest node sends or receives.
+        largest: bytes of the largest message.
+    """
+
+    busiest: float
+    largest: float
+
+
+Chain = tuple[Trip, ...]
+
+
+@dataclass(frozen=True)
+class Round:
+    """One bucket's round.
+
+    Attributes:
+        chains: run side by side.
+        sent: bytes that the busiest node hands to the network, as the transport counts them: a mean of b
+            bytes counts 2(n−1)/n b.
+        codec: makes the messages; None where they are float32.
+        decodes: messages of the bucket's length that a node decodes, its own included; it encodes one.
+    """
+
+    chains: tuple[Chain, ...]
+    sent: float
+    codec: Compressor | None
+    decodes: float
+
+
+def of_round(
+    method: Algorithm,
+    graph: Topology | Schedule,
+    codec: Compressor,
+    segments: Segments,
+    t: int,
+    bucket: int = 0,
+) -> Round:
+    """Round t (from 1) on the bucket of these tensors, as `gossip.join` with these objects would run it."""
+    nodes = list(traffic.views(graph, codec, segments, bucket))
+    if method.kind == "gradient" and method.pieces(graph.size) is None:
+        nodes = nodes[:1]  # every node does the same: what one receives, one sends
+    sent: defaultdict[int, defaultdict[int, float]] = defaultdict(lambda: defaultdict(float))
+    received: defaultdict[int, defaultdict[int, float]] = defaultdict(lambda: defaultdict(float))
+    largest: defaultdict[int, float] = defaultdict(float)
+    values, codecs = 0.0, list[Compressor]()
+    for node in nodes:
+        node.t = t
+        for e in method.expects(node):
+            reader, length = node.reads(e)
+            size = 4 * length if reader is None else reader.max_bytes(length)
+            codecs += [] if reader is None else [reader]
+            received[e.slot][node.rank] += size
+            sent[e.slot][e.frm] += size
+            largest[e.slot] = max(largest[e.slot], size)
+            values += length
+    if len(nodes) < graph.size:
+        sent = received
+    trips = tuple(
+        Trip(max(*sent[slot].values(), *received[slot].values(), 0.0), largest[slot]) for slot in sorted(sent)
+    )
+    d = max(1, nodes[0].n)
+    means = method.means(nodes[0])
+    chain = tuple(trip for length in means for trip in mean_trips(4 * length, graph.size))
+    by_node = [sum(slot[node.rank] for slot in sent.values()) for node in nodes]
+    heard = values / len(nodes) / d  # messages of the bucket's length, per node
+    return Round(
+        chains=tuple(filter(None, (trips, chain))),
+        sent=max(by_node) + sum(2 * (graph.size - 1) / graph.size * 4 * length for length in means),
+        codec=codecs[0] if codecs else None,
+        decodes=heard + 1 if codecs else 0.0,
+    )
+
+
+def mean_trips(size: float, n: int) -> Chain:
+    """The trips of an all-reduce of `size` bytes over n nodes, as Open MPI does it without blocking.
+
+    Long vectors by Rabenseifner's algorithm: halves, quarters, … are exchanged and added, and come back the
+    same way; where n is no power of two the nodes beyond it first join another, and get the result from it.
+    Short ones, and among fewer than 4 nodes all, up and down a binomial tree.
+    """
+    if n == 1 or size == 0:
+        return ()
+    if n < 4 or size < TREE_BELOW:
+        levels = math.ceil(math.log2(n))
+        return (*[Trip(size, size)] * levels, *(Trip(k * size, size) for k in range(levels, 0, -1)))
+    levels = int(math.log2(n))
+    halves = [size / 2**k for k in range(1, levels + 1)]
+    fold = [] if n == 2**levels else [size / 2, size / 2]
+    spread = [size] if fold else []
+    return tuple(Trip(b, b) for b in (*fold, *halves, *reversed(halves), *spread))

@@ -1,0 +1,139 @@
+"""Runs side by side: who belongs together, the statistics, what is missing, and that no torch is needed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments import compare
+from experiments.curves import Spread, curve, group
+from experiments.runs import find
+from gossip.errors import UsageError
+from tests.experiments import fabricate
+
+ROOT = Path(__file__).parents[2]
+
+
+def three_groups(path: Path) -> None:
+    """All-reduce and DCD with 2 and 3 seeds of which one diverged, and one run that was broken off."""
+    for seed, accuracy in enumerate((75.0, 77.0), 1):
+        fabricate.run(path / f"a{seed}", algorithm="allreduce", accuracy=accuracy, seed=seed)
+    for seed, accuracy in enumerate((70.0, 73.0), 1):
+        fabricate.run(path / f"b{seed}", compressor="qsgd:bits=4", accuracy=accuracy, seed=seed)
+    fabricate.run(path / "b3", compressor="qsgd:bits=4", seed=3, diverged_at=15)
+    fabricate.run(path / "c1", compressor="qsgd:bits=8", finished=False)
+
+
+@pytest.mark.parametrize("values", [[3.0], [1.0, 2.0], [70.1, 71.5, 69.0]])
+def test_mean_and_deviation(values: list[float]) -> None:
+    spread = Spread.of(values)
+    assert spread is not None and spread.mean == pytest.approx(np.mean(values))
+    assert spread.sd is None if len(values) == 1 else spread.sd == pytest.approx(np.std(values, ddof=1))
+
+
+def test_the_deviation_of_a_difference_is_what_simulation_gives() -> None:
+    """Means of 3 and of 5 draws with deviations 2 and 1: their difference varies as `minus` says."""
+    rng = np.random.default_rng(0)
+    differences = rng.normal(0, 2, (20000, 3)).mean(1) - rng.normal(0, 1, (20000, 5)).mean(1)
+    said = Spread(5.0, 2.0, 3).minus(Spread(4.0, 1.0, 5))
+    assert said.mean == 1.0 and said.sd == pytest.approx(differences.std(), rel=0.03)
+
+
+def test_runs_that_differ_in_the_seed_belong_together(tmp_path: Path) -> None:
+    three_groups(tmp_path)
+    groups = group(find([tmp_path]))
+    assert [g.label for g in groups] == ["allreduce", "dcd qsgd:bits=4", "dcd qsgd:bits=8"]
+    assert [len(g.runs) for g in groups] == [2, 3, 1]
+
+
+def test_where_the_data_lie_is_no_difference_but_the_batch_is(tmp_path: Path) -> None:
+    fabricate.run(tmp_path / "a", data_dir="/x", batch_size=8)
+    fabricate.run(tmp_path / "b", data_dir="/y", batch_size=8, seed=2)
+    fabricate.run(tmp_path / "c", data_dir="/y", batch_size=16)
+    labels = [(g.label, len(g.runs)) for g in group(find([tmp_path]))]
+    assert labels == [("dcd, batch-size 8", 2), ("dcd, batch-size 16", 1)]
+
+
+def test_the_table_states_seeds_results_and_differences(tmp_path: Path) -> None:
+    three_groups(tmp_path)
+    groups = group(find([tmp_path]))
+    head, rows = compare.table(groups)
+    cells = [dict(zip(head, row, strict=True)) for row in rows]
+    assert [c["seeds"] for c in cells] == ["2", "2 of 3", "0 of 1"]
+    assert [c["test accuracy, %"] for c in cells] == ["76.00 ± 1.41", "71.50 ± 2.12", "unfinished"]
+    sd = np.sqrt(2 / 2 + 4.5 / 2)
+    assert [c["against the first"] for c in cells] == ["–", f"−4.50 ± {sd:.2f}", "–"]
+    assert (cells[1]["sent, MB per step"], cells[1]["sent in all, GB"]) == ("1.000", f"{20 * 4 / 1024:.2f}")
+    said = "\n".join(compare.notes(groups))
+    assert "seed 3 diverged at step 15, rank 2" in said and "seed 1 has not finished" in said
+    lines = compare.as_text(head, rows).splitlines()
+    assert len({len(line.rstrip()) for line in lines[-3:-1]}) == 1, "columns are not aligned"
+
+
+def test_the_page_links_runs_and_repeats_commands(tmp_path: Path) -> None:
+    three_groups(tmp_path / "runs")
+    compare.run(Namespace(runs=[tmp_path / "runs"], out=tmp_path / "page"))
+    page = (tmp_path / "page" / "compare.md").read_text()
+    links = re.findall(r"\]\(([^)]+)\)", page)
+    assert len(links) >= 6 and all((tmp_path / "page" / link).exists() for link in links)
+    assert "python -m experiments.train --out b1    # dcd qsgd:bits=4" in page
+    widths = {line.count("|") for line in page.splitlines() if line.startswith("|")}
+    assert len(widths) == 1
+
+
+def test_a_curve_is_the_mean_over_the_runs_that_got_there(tmp_path: Path) -> None:
+    three_groups(tmp_path)
+    line = curve(group(find([tmp_path]))[1], "test_accuracy")
+    assert [(p.epoch, p.spread.count) for p in line.points] == [(1, 3), (2, 2)]
+    assert [p.spread.mean for p in line.points] == pytest.approx([(60 + 63 + 60) / 3, 71.5])
+    assert [p.sent_mb for p in line.points] == [10, 20] and [p.minutes for p in line.points] == [5, 10]
+    assert line.diverged_at == (1.5,)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "says"),
+    [
+        (lambda path: path.mkdir(), "holds no run"),
+        (lambda path: fabricate.run(path / "a", finished=False), "no run has finished"),
+        (lambda path: [fabricate.run(path / name) for name in "ab"], "are the same run"),
+        (
+            lambda path: [
+                fabricate.run(path / "a"),
+                fabricate.run(path / "b", lr=1.0, accuracy=None, summary={"test_perplexity": 99.0}),
+            ],
+            "judged by different numbers",
+        ),
+    ],
+)
+def test_what_cannot_be_compared_is_named(tmp_path: Path, prepare: object, says: str) -> None:
+    prepare(tmp_path / "runs")  # type: ignore[operator]
+    for path in tmp_path.glob("runs/b/summary.json"):
+        path.write_text(path.read_text().replace('"test_accuracy"', '"other"'))
+    with pytest.raises(UsageError, match=says):
+        compare.run(Namespace(runs=[tmp_path / "runs"], out=None))
+
+
+def test_perplexity_is_read_like_accuracy(tmp_path: Path) -> None:
+    for seed, value in ((1, 120.0), (2, 130.0)):
+        made = fabricate.run(tmp_path / f"a{seed}", seed=seed, accuracy=value)
+        for name in ("summary.json", "metrics.jsonl"):
+            file = made.path / name
+            file.write_text(file.read_text().replace("test_accuracy", "test_perplexity"))
+    head, rows = compare.table(group(find([tmp_path])))
+    assert dict(zip(head, rows[0], strict=True))["test perplexity"] == "125.00 ± 7.07"
+
+
+def test_compare_answers_without_torch(tmp_path: Path) -> None:
+    three_groups(tmp_path)
+    code = "import sys, runpy\ntry:\n    runpy.run_module('gossip', run_name='__main__')\n"
+    code += "finally:\n    print('torch' in sys.modules)"
+    words = [sys.executable, "-c", code, "compare", str(tmp_path)]
+    result = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert "76.00 ± 1.41" in result.stdout and result.stdout.splitlines()[-1] == "False"

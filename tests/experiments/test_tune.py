@@ -1,0 +1,75 @@
+"""The learning rate is chosen by the training loss, and the choice is a sweep file."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from experiments.sweep.grid import SweepFile
+from experiments.sweep.tune import Choice, choose, lines, tuned_file, with_rates
+from tests.experiments import fabricate
+
+FILE = """
+model = "mlp:hidden=8"
+nodes = 2
+seed = [1, 2]
+[[runs]]
+algorithm = "allreduce"
+[[runs]]
+algorithm = ["dcd", "ecd"]
+compressor = "qsgd:bits=4"
+[about]
+source = "a paper"
+deviations = ["short", "small"]
+"""
+RATES = [0.1, 0.2, 0.4]
+
+
+def tuned(path: Path) -> tuple[list[Choice], SweepFile]:
+    """All-reduce is best at 0.2, DCD at the edge, and ECD diverges; test accuracy says the opposite."""
+    (path / "a.toml").write_text(FILE)
+    file = SweepFile.read(path / "a.toml")
+    points = with_rates(file, RATES).points()
+    assert len(points) == 3 * len(RATES) * 2
+    for point in points:
+        algorithm, lr, seed = point.args.algorithm, point.args.lr, point.args.seed
+        loss = abs(math.log(lr / (0.2 if algorithm == "allreduce" else 0.4))) + seed
+        diverged = 10 if algorithm == "ecd" or (algorithm, lr, seed) == ("allreduce", 0.4, 2) else None
+        accuracy = 100 * loss / 5
+        fabricate.run(
+            path / "out" / point.name,
+            accuracy=accuracy,
+            diverged_at=diverged,
+            summary={"train_loss": loss},
+            algorithm=algorithm,
+            lr=lr,
+            seed=seed,
+        )
+    return choose(points, path / "out"), file
+
+
+def test_the_lowest_training_loss_decides(tmp_path: Path) -> None:
+    chosen, _ = tuned(tmp_path)
+    assert [choice.name for choice in chosen] == ["allreduce", "dcd-qsgd-bits4", "ecd-qsgd-bits4"]
+    assert [choice.best for choice in chosen] == [0.2, 0.4, None]
+    assert [choice.at_the_edge for choice in chosen] == [False, True, False]
+    assert chosen[0].losses == {0.1: pytest.approx(1.5 + math.log(2)), 0.2: 1.5, 0.4: math.inf}
+    said = list(lines(chosen))
+    assert "0.4: diverged" in said[0] and "edge of the grid" in said[1] and "all diverged" in said[2]
+
+
+def test_the_choice_is_a_sweep_file_that_says_what_was_tried(tmp_path: Path) -> None:
+    chosen, file = tuned(tmp_path)
+    path = tmp_path / "tuned.toml"
+    path.write_text(tuned_file(chosen, file, file.path))
+    again = SweepFile.read(path)
+    points = again.points()
+    assert [(p.name, p.args.lr) for p in points if p.args.seed == 1] == [
+        ("allreduce-lr0.2-seed1", 0.2),
+        ("dcd-qsgd-bits4-lr0.4-seed1", 0.4),
+    ]
+    assert all(p.args.model == "mlp:hidden=8" and p.nodes == 2 for p in points) and len(points) == 4
+    assert again.about == file.about
+    assert "training loss" in path.read_text() and '"dcd-qsgd-bits4" = ["0.1: ' in path.read_text()

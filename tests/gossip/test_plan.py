@@ -1,0 +1,357 @@
+"""The planner: its bytes are the transport's, its link model what it was fitted to, its ranking sound."""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import gossip
+from gossip import __main__ as commands
+from gossip import transport, units
+from gossip.algorithms import ALGORITHMS
+from gossip.errors import UsageError
+from gossip.plan import cost, link, ranking, trips
+from gossip.plan.cost import Exchange, Link
+from gossip.spec import make_algorithm, make_codec, make_topology
+
+NO_CODEC_TIME = (0.0, 0.0)
+
+
+def model() -> nn.Module:
+    """120 values, divisible by 2, 3 and 5, in tensors of two dimensions and of one."""
+    return nn.Sequential(nn.Linear(10, 8), nn.Linear(8, 3), nn.Linear(3, 1), nn.PReLU())
+
+
+SEPARATE = ("dgc", "gradient-dropping", "p3")
+"""Two have an option here; every slice of p3 has another busiest node (test_bytes.py adds them up)."""
+
+
+def segments(of: nn.Module) -> trips.Segments:
+    (one,) = ranking.cut(of, make_algorithm("dpsgd"), 1)
+    return one
+
+
+# -- bytes -------------------------------------------------------------------------------------------------
+
+
+def counted(algorithm: str, codec: str, topology: str, n: int) -> list[int]:
+    """What the transport counts in one training step, by rank."""
+
+    def node() -> int:
+        net = model()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        session = gossip.join(net, optimizer, algorithm=algorithm, compressor=codec, topology=topology)
+        net(torch.randn(4, 10)).square().mean().backward()
+        optimizer.step()
+        session.finish()
+        return gossip.world().bytes_sent
+
+    return gossip.launch(node, n)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+@pytest.mark.parametrize(
+    ("algorithm", "codec", "topology"),
+    [
+        *((name, "qsgd:bits=4", "ring") for name in ALGORITHMS if name not in SEPARATE),
+        ("dgc:threshold=exact", "identity", "ring"),
+        ("gradient-dropping:ratio=0.1,threshold=exact", "identity", "ring"),
+        ("dpsgd", "identity", "star"),
+        ("dcd", "sign", "complete"),
+        ("dpsgd", "identity", "one-peer"),
+        ("choco", "topk:ratio=0.1", "chain"),
+        ("qsgd:gather=scatter", "qsgd:bits=8", "ring"),
+        ("qsgd:gather=all", "qsgd:bits=8", "ring"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_the_planners_bytes_are_what_the_transport_counts(
+    algorithm: str, codec: str, topology: str, n: int
+) -> None:
+    method = make_algorithm(algorithm)
+    sent = counted(algorithm, codec, topology, n)
+    one = trips.of_round(method, make_topology(topology, n), make_codec(codec), segments(model()), t=1)
+    # The transport rounds every mean down to whole bytes; run lengths are even shorter than the bound here.
+    assert 0 <= one.sent - max(sent) <= 2
+    busiest = sum(trip.busiest for chain in one.chains for trip in chain)
+    assert (busiest > 0) == (max(sent) > 0)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 6, 7, 8, 12, 64])
+@pytest.mark.parametrize("size", [0, 1000, 65535, 65536, 1_000_000])
+def test_an_all_reduce_brings_everything_to_everybody(n: int, size: int) -> None:
+    """In k trips at most 2^k nodes can know of a value, and on its way it meets every node twice."""
+    chain = trips.mean_trips(size, n)
+    if n == 1 or size == 0:
+        assert chain == ()
+        return
+    assert 2 ** (len(chain) / 2) >= n
+    assert len(chain) <= 2 * math.ceil(math.log2(n)) + 1
+    total = sum(trip.busiest for trip in chain)
+    assert total >= 2 * (n - 1) / n * size - 1e-6  # what every node must at least send or receive
+    if n >= 4 and size >= trips.TREE_BELOW and n & (n - 1) == 0:
+        assert total == pytest.approx(2 * (n - 1) / n * size)
+
+
+# -- the link model ----------------------------------------------------------------------------------------
+
+LINKS = [
+    Link(1e7, 5e-3, goodput=0.8, overhead=1e-3),
+    Link(1.4e9, 0.13e-3, goodput=0.95, overhead=2e-4),
+    Link(1e8, 20e-3, goodput=0.5, overhead=0.0, eager=65536),
+]
+
+
+def exchange(on: Link, size: int, degree: int) -> Exchange:
+    """What the model says that an exchange takes."""
+    one = trips.Round(((trips.Trip(degree * size, size),),), degree * size, None, 0.0)
+    return Exchange(size, degree, on.seconds(one))
+
+
+@pytest.mark.parametrize("truth", LINKS)
+def test_fitting_two_exchanges_finds_the_constants(truth: Link) -> None:
+    small, large = exchange(truth, 100, 2), exchange(truth, 60_000, 2)
+    fitted = Link.fit(truth.bandwidth, truth.latency, small, large)
+    assert fitted.goodput == pytest.approx(truth.goodput) and fitted.measured
+    assert fitted.overhead == pytest.approx(truth.overhead, abs=1e-9)
+    alone = Link.measure(small, large)  # neither rate nor latency known
+    for size in (1000, 50_000):
+        assert exchange(alone, size, 4).seconds == pytest.approx(exchange(truth, size, 4).seconds)
+
+
+def test_a_message_above_the_eager_limit_goes_three_ways() -> None:
+    on = Link(1e9, 10e-3, goodput=1.0, overhead=0.0, eager=1000)
+    assert exchange(on, 1001, 1).seconds - exchange(on, 1000, 1).seconds == pytest.approx(20e-3, rel=1e-3)
+
+
+def test_exchanges_that_tell_no_rate_are_refused() -> None:
+    for small, large in (
+        (Exchange(100, 2, 0.1), Exchange(100, 2, 0.2)),
+        (Exchange(100, 2, 0.2), Exchange(10_000, 2, 0.1)),
+    ):
+        with pytest.raises(UsageError):
+            Link.measure(small, large)
+
+
+# -- the time of a step ------------------------------------------------------------------------------------
+
+
+def times(algorithm: str, on: Link, compute: float, overlap: bool, buckets: int = 1) -> cost.Step:
+    method, codec = make_algorithm(algorithm), make_codec("identity")
+    parts = [segments(nn.Linear(1000, 10 * (k + 1), bias=False)) for k in range(buckets)]
+    rounds = [trips.of_round(method, make_topology("ring", 4), codec, part, t=1) for part in parts]
+    sizes = [sum(s.size for s in part) for part in parts]
+    return cost.step(method, rounds, sizes, on, compute, lambda codec, size: NO_CODEC_TIME, overlap)
+
+
+HIDDEN = ("dpsgd", "dcd", "ecd", "choco")
+NOT_HIDDEN = ("dpsgd:order=atc", "deepsqueeze")
+
+
+@pytest.mark.parametrize("compute", [0.0, 1e-3, 1.0])
+@pytest.mark.parametrize("algorithm", [*HIDDEN, *NOT_HIDDEN, "allreduce", "local"])
+def test_overlap_hides_at_most_the_computing(algorithm: str, compute: float) -> None:
+    on = LINKS[0]
+    off, with_overlap = (times(algorithm, on, compute, overlap) for overlap in (False, True))
+    assert off.total == pytest.approx(compute + off.exchange) and off.exposed == off.exchange
+    assert max(compute, with_overlap.exchange) <= with_overlap.total + 1e-12
+    assert with_overlap.total <= off.total
+    if algorithm in HIDDEN:
+        assert with_overlap.total == pytest.approx(max(compute, off.exchange))
+    elif algorithm in NOT_HIDDEN:
+        assert with_overlap.total == off.total
+
+
+@pytest.mark.parametrize("rate", [1e5, 1e7, 1e9])
+def test_buckets_of_gradients_travel_while_backward_makes_the_next(rate: float) -> None:
+    """Against a simulation: a bucket goes when its gradients and the network are there."""
+    on, compute, sizes = Link(rate, 1e-3), 0.3, [10_000, 20_000, 30_000]
+    predicted = times("allreduce", on, compute, True, buckets=3)
+    chains = [trips.mean_trips(4 * size, 4) for size in sizes]
+    ready = compute / 3 + np.cumsum(sizes) / sum(sizes) * compute * 2 / 3
+    clock = 0.0
+    for start, chain in zip(ready, chains, strict=True):
+        clock = max(clock, float(start))
+        for trip in chain:
+            clock += on.latency + on.overhead + 8 * trip.busiest / (on.goodput * rate)
+    assert predicted.total == pytest.approx(max(clock, compute))
+
+
+def test_a_round_every_h_steps_costs_an_hth() -> None:
+    each, every = (times(spec, LINKS[0], 0.0, False) for spec in ("dcd", "dcd:every=4"))
+    assert every.total == pytest.approx(each.total / 4)
+
+
+# -- the ranking -------------------------------------------------------------------------------------------
+
+
+def test_the_ranking_is_by_time_and_puts_last_what_theory_warns_about() -> None:
+    plans = ranking.rank(model(), 8, LINKS[0], compute=1e-3)
+    keys = [(bool(plan.warnings), plan.time.total) for plan in plans]
+    assert keys == sorted(keys)
+    for plan in plans:
+        method, codec = make_algorithm(plan.algorithm), make_codec(plan.compressor or "identity")
+        graph = make_topology(plan.topology or "ring", 8)
+        assert list(plan.warnings) == list(method.check(graph, codec)), plan.name
+    assert any(
+        plan.algorithm == "dcd" and "theory asks" in plan.warnings[0] for plan in plans if plan.warnings
+    )
+    assert {plan.algorithm for plan in plans} == set(ranking.ALGORITHMS)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_every_plan_is_one_that_join_accepts() -> None:
+    for plan in ranking.rank(model(), 4, LINKS[0]):
+        counted(plan.algorithm, plan.compressor or "identity", plan.topology or "ring", 4)
+
+
+@pytest.mark.parametrize("nodes", [7, 64])
+def test_graphs_that_do_not_exist_are_left_out(nodes: int) -> None:
+    names = {plan.topology for plan in ranking.rank(model(), nodes, LINKS[0], algorithms=["dpsgd"])}
+    assert {"ring", "complete"} <= names and ("hypercube" in names) == (nodes == 64)
+
+
+def test_sparse_methods_say_how_dense_the_sum_can_get() -> None:
+    (plan,) = ranking.rank(nn.Linear(1000, 100, bias=False), 64, LINKS[0], algorithms=["dgc:ratio=0.001"])
+    assert "6.4 % of the values" in plan.notes[0]
+    dense = 2 * 63 / 64 * 4 * 100_000
+    assert f"{100 * plan.sent / dense:.3g} %" in plan.notes[0]
+
+
+def test_a_better_network_never_costs_time() -> None:
+    exchanges = [
+        [plan.time.exchange for plan in sorted(ranking.rank(model(), 8, on), key=lambda plan: plan.name)]
+        for on in (Link(1e6, 1e-3), Link(1e7, 1e-3), Link(1e7, 1e-4))
+    ]
+    for slower, faster in pairwise(exchanges):
+        assert all(a >= b for a, b in zip(slower, faster, strict=True))
+
+
+# -- units, commands ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "shown"),
+    [
+        ("100Mbit", 1e8, "100 Mbit/s"),
+        ("1.4Gbit/s", 1.4e9, "1.4 Gbit/s"),
+        ("512 kbit", 512e3, "512 kbit/s"),
+        ("9600bit", 9600, "9.6 kbit/s"),
+    ],
+)
+def test_bandwidths(text: str, value: float, shown: str) -> None:
+    assert units.bandwidth(text) == pytest.approx(value)
+    assert units.show_bandwidth(value) == shown
+    assert units.bandwidth(shown) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("5ms", 5e-3), ("0.13 ms", 0.13e-3), ("2s", 2), ("70us", 7e-5), ("0", 0)]
+)
+def test_durations(text: str, value: float) -> None:
+    assert units.duration(text) == pytest.approx(value)
+    assert units.duration(units.show_duration(value)) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("text", ["100", "Mbit", "-1Mbit", "0Mbit", "1 parsec"])
+def test_what_is_no_bandwidth(text: str) -> None:
+    with pytest.raises(UsageError, match="100Mbit"):
+        units.bandwidth(text)
+
+
+@pytest.mark.parametrize("text", ["5", "ms", "-5ms", "5 furlongs"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(UsageError, match="5ms"):
+        units.duration(text)
+
+
+def run(*words: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr("sys.argv", ["gossip", *words])
+    return commands.main()
+
+
+PLAN = ("plan", "--nodes", "8", "--parameters", "1e4", "--algorithm", "allreduce", "dcd", "dgc")
+
+
+def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    network = ("--bandwidth", "100Mbit", "--latency", "5ms")
+    assert run(*PLAN, *network, monkeypatch=monkeypatch) == 0
+    text = capsys.readouterr().out
+    assert "8 nodes, 100 Mbit/s, 5 ms one way" in text and "assumed" in text and "Theory warns" in text
+    run(*PLAN, *network, "--json", monkeypatch=monkeypatch)
+    plans = json.loads(capsys.readouterr().out)["plans"]
+    assert {plan["algorithm"] for plan in plans} == {"allreduce", "dcd", "dgc"}
+    run(*PLAN, *network, "--compressor", "sign", "--topology", "ring", "--json", monkeypatch=monkeypatch)
+    assert len(json.loads(capsys.readouterr().out)["plans"]) == 3
+
+
+def test_a_measured_link_takes_the_place_of_the_flags(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "link.json"
+    both = {name: vars(exchange(LINKS[0], size, 2)) for name, size in (("small", 1000), ("large", 50_000))}
+    file.write_text(json.dumps(both))
+    run(*PLAN, "--link", str(file), monkeypatch=monkeypatch)
+    assert "(measured)" in capsys.readouterr().out
+    loaded = link.load(file)
+    assert loaded.bandwidth == pytest.approx(LINKS[0].bandwidth * LINKS[0].goodput)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((), "--bandwidth"),
+        (("--bandwidth", "100Mbit"), "--latency"),
+        (("--link", "nowhere.json"), "nowhere.json"),
+        (("--link", "x", "--latency", "5ms"), "leave the two out"),
+        (("--bandwidth", "fast", "--latency", "5ms"), "100Mbit"),
+        (("--bandwidth", "1Mbit", "--latency", "5ms", "--nodes", "0"), "--nodes"),
+        (("--bandwidth", "1Mbit", "--latency", "5ms", "--parameters", "1.5"), "whole number"),
+        (
+            ("--bandwidth", "1Mbit", "--latency", "5ms", "--topology", "hypercube", "--nodes", "7"),
+            "hypercube",
+        ),
+        (
+            ("--bandwidth", "1Mbit", "--latency", "5ms", "--topology", "one-peer", "--algorithm", "dcd"),
+            "ring",
+        ),
+    ],
+)
+def test_what_cannot_be_planned(words: tuple[str, ...], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match=says):
+        run(*PLAN, *words, monkeypatch=monkeypatch)
+
+
+def test_models_by_name() -> None:
+    from gossip.plan.command import from_spec, matrix
+
+    made = from_spec("experiments.models:build:resnet20")
+    assert sum(p.numel() for p in made.parameters()) == 272_474 and next(made.parameters()).is_meta
+    assert sum(p.numel() for p in matrix(25e6).parameters()) == 25_000_000
+    for wrong in ("nowhere:model", "math:sqrt", "json:dumps:1", "experiments.models"):
+        with pytest.raises(UsageError, match=f"--model {wrong}"):
+            from_spec(wrong)
+
+
+def test_exchanges_are_timed_on_any_transport() -> None:
+    def node() -> tuple[float, int]:
+        world = transport.world()
+        before = world.bytes_sent
+        seconds = link.time_exchange(world, link.ring_neighbors(world), 1000, repeats=2, pieces=3)
+        return seconds, world.bytes_sent - before
+
+    found = gossip.launch(node, 3)
+    assert len({seconds for seconds, _ in found}) == 1 and found[0][0] > 0
+    assert all(sent == 3 * 2 * 1000 for _, sent in found)
+
+
+def test_a_link_needs_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="mpirun -n 4"):
+        run("link", monkeypatch=monkeypatch)

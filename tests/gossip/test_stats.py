@@ -1,0 +1,74 @@
+"""What the statistics say about compression: whether it pays, and what it saved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+import gossip
+from compressors import CODECS
+from gossip.algorithms.base import ParameterMethod, State, Steps, option
+from gossip.effects import Node
+from gossip.stats import Stats
+from tests.quadratics import D, Quadratic, simulate
+
+
+def spent(seconds: float, saved_bytes: int) -> Stats:
+    stats = Stats()
+    stats.encode, stats.decode, stats.saved_bytes = seconds / 4, seconds * 3 / 4, saved_bytes
+    stats.end_step()
+    return stats
+
+
+@pytest.mark.parametrize("seconds", (0.01, 1.0, 30.0))
+def test_a_codec_that_takes_longer_than_the_bytes_it_saves_is_told(seconds: float) -> None:
+    stats = spent(seconds, saved_bytes=1_000_000_000)
+    break_even = 1e9 / seconds  # bytes/s
+    assert stats.compression_loss(0.99 * break_even) is None
+    said = stats.compression_loss(1.01 * break_even)
+    assert said is not None and "more time than it saved" in said
+
+
+def test_nothing_is_told_without_a_known_link_or_without_a_compressor() -> None:
+    assert spent(10.0, 1_000).compression_loss(0.0) is None
+    assert spent(10.0, 0).compression_loss(1e9) is None
+
+
+@pytest.mark.parametrize("codec", ("fp16", "qsgd:bits=8", "sign", "topk:ratio=0.25"))
+def test_sent_and_saved_are_the_dense_bytes(codec: str) -> None:
+    def saved(session: gossip.Session, model: Quadratic) -> int:
+        return session.stats.saved_bytes
+
+    run = simulate("dcd", 3, codec, steps=4, watch=saved)
+    for rank, stats in enumerate(run.stats):
+        assert stats["bytes_sent"] + run.watched[rank][-1] == stats["messages_sent"] * 4 * D
+
+
+@dataclass(frozen=True)
+class Sender(ParameterMethod):
+    """Moves x by C(y − x), in one way or the other."""
+
+    name: ClassVar[str] = "sender"
+
+    adds: bool = option(False, "by add_to")
+
+    def step(self, x: Tensor, state: State, node: Node) -> Steps:
+        y = yield node.update()
+        if self.adds:
+            assert node.send(y - x, add_to=x) is x
+        else:
+            x += node.send(y - x)
+        yield node.settled()
+        yield node.receive()
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_sending_and_adding_is_sending_then_adding(codec: str) -> None:
+    """`node.send(v, add_to=x)` leaves bitwise x + C(v) in x."""
+    apart, at_once = (simulate(Sender(adds), 2, codec, steps=3) for adds in (False, True))
+    assert (apart.X[-1] != apart.X[0]).any()
+    np.testing.assert_array_equal(apart.X, at_once.X)
