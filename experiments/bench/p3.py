@@ -224,7 +224,7 @@ def report(
             "cores": os.cpu_count(),
             "machine": collect(),
         }
-        args.json.write_text(json.dumps(result, indent=2) + "\\n")
+        args.json.write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":
