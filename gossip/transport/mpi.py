@@ -263,8 +263,8 @@ class MPITransport(Transport):
             self.messages_sent += 2 * (self.size - 1)
             # Not IN_PLACE: then Open MPI sums on one rank and broadcasts, whatever the size. With two buffers
             # (n >= 4, 64 KiB and more) every rank sums a part, and sends what is counted above.
-            buffers = (buffer.numpy().reshape(-1) for buffer in (mean.own, mean.sum))
-            self._track(self._channel_comms[channel].Iallreduce(*buffers, MPI.SUM), mean)
+            part, total = mean.own.numpy().reshape(-1), mean.sum.numpy().reshape(-1)
+            self._track(self._channel_comms[channel].Iallreduce(part, total, MPI.SUM), mean)
         return mean
 
     # -- progress ----------------------------------------------------------------------------------
