@@ -149,10 +149,10 @@ class _Sockets:
         data = memoryview(bytes(size))
         done = dict.fromkeys((*self._out, *self._in), 0)
         with selectors.DefaultSelector() as selector:
-            for connection in self._out:
-                selector.register(connection, selectors.EVENT_WRITE, connection)
-            for connection in self._in:
-                selector.register(connection, selectors.EVENT_READ, connection)
+            for out in self._out:
+                selector.register(out, selectors.EVENT_WRITE, out)
+            for into in self._in:
+                selector.register(into, selectors.EVENT_READ, into)
             while selector.get_map():
                 for key, event in selector.select():
                     connection: socket.socket = key.data
