@@ -173,7 +173,8 @@ class Lab:
         words += ["--prtemca", "plm_ssh_agent", str(self.folder / "agent")]
         for name, value in parameters.items():
             words += ["--mca", name, value]
-        environment = {**os.environ, **MPIRUN_ENVIRONMENT, "OMP_NUM_THREADS": "1"}
+        # libfabric, where a setting chooses it, must not find the unshaped network either.
+        environment = {**os.environ, **MPIRUN_ENVIRONMENT, "OMP_NUM_THREADS": "1", "FI_TCP_IFACE": DEVICE}
         with contextlib.ExitStack() as stack:
             output = stack.enter_context(log.open("ab")) if log else None
             process = subprocess.Popen(
