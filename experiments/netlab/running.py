@@ -60,7 +60,7 @@ def run_job(
                 if task.answer.exists():
                     answer = json.loads(task.answer.read_text())
     except GossipError as error:
-        what = f"{job['task']}, {network}" + f", {dict(settings)}" * bool(settings)
+        what = f"{job['task']}, {network}{f', {dict(settings)}' if settings else ''}"
         results.failed.append(f"{what}: {str(error).splitlines()[0]}")
         results.save()
         say(f"FAILED: {what}: {error}")
