@@ -253,29 +253,39 @@ class Engine:
             if not lane.running:
                 lane.start()
 
-    def _wait(self, lane: Lane, reached: Callable[[], bool]) -> None:
-        """Wait until `lane` has `reached` something; the time is exposed: nothing is left to compute."""
-        if reached():
+    def _wait(self, lanes: Iterable[Lane], reached: Callable[[Lane], bool]) -> None:
+        """Wait until all `lanes` have `reached` something; the time is exposed: nothing is left to compute.
+
+        Raises:
+            WatchdogError: none of them has got there for `timeout` seconds.
+        """
+        left = deque(lane for lane in lanes if not reached(lane))
+        if not left:
             return
-        start = time.perf_counter()
-        busy = self.stats.busy
+        label = left[0].node.label + (f" and {len(left) - 1} more" if len(left) > 1 else "")
+        start, busy = time.perf_counter(), self.stats.busy
         late: dict[int, float] = {}
+        patience = _Patience(self.timeout)
 
-        def ready() -> bool:
-            if isinstance(lane.effect, Receive):
-                late.update(dict.fromkeys(lane.effect.missing(), time.perf_counter() - start))
-            self._check_peers(lane)
-            return reached()
+        def over() -> bool:
+            while left and reached(left[0]):
+                left.popleft()
+            if not left:
+                return True
+            if isinstance(left[0].effect, Receive):
+                late.update(dict.fromkeys(left[0].effect.missing(), time.perf_counter() - start))
+            self._check_peers(left[0])
+            return patience.is_out(len(left))
 
-        arrived = self.transport.wait(ready, self.timeout)
+        self.transport.wait(over, math.inf)
         end = time.perf_counter()
         self.stats.exposed += end - start - (self.stats.busy - busy)
         if self.stats.trace is not None:
-            self.stats.trace.span("wait", lane.node.label, start, end)
+            self.stats.trace.span("wait", label, start, end)
         for j, seconds in late.items():
             self.stats.waited_for(j, seconds)
-        if not arrived:
-            raise WatchdogError(self._stuck(lane))
+        if left:
+            raise WatchdogError(self._stuck(left[0]))
 
     def _check_peers(self, lane: Lane) -> None:
         for j, where in self.transport.notes.get("diverged", {}).items():
@@ -313,15 +323,18 @@ class Engine:
         self._end_rounds()
         self.catch_up()
 
-        def left() -> bool:
+        patience = _Patience(self.timeout)
+
+        def over() -> bool:
             gone = self.transport.departed.keys() & self._outbox.receivers()
             if gone:
                 raise PeerLostError(
                     f"rank {self.transport.rank} still has messages for rank {min(gone)}, which has left."
                 )
-            return self._outbox.empty
+            return self._outbox.empty or patience.is_out(len(self._outbox))
 
-        if not self.transport.wait(left, self.timeout):
+        self.transport.wait(over, math.inf)
+        if not self._outbox.empty:
             raise WatchdogError(
                 f"rank {self.transport.rank}: ranks {self._outbox.receivers()} have not taken its messages "
                 f"for {self.timeout:g} s. If they are only slow, raise --timeout (join(timeout=...))."
@@ -329,8 +342,7 @@ class Engine:
         self._book_traffic()
 
     def _end_rounds(self) -> None:
-        for lane in self.lanes:
-            self._wait(lane, lambda lane=lane: not lane.owed)  # type: ignore[misc]
+        self._wait(self.lanes, _is_done)
 
     # -- hooks on the model and the optimizer ------------------------------------------------------
 
@@ -388,10 +400,10 @@ class Engine:
     def _await(self, effect: type[Effect]) -> None:
         """Bring every lane to where it waits for `effect`, starting its round if need be."""
         for lane in self.lanes:
-            self._wait(lane, lambda lane=lane: not lane.running or isinstance(lane.effect, effect))  # type: ignore[misc]
+            self._wait([lane], lambda lane: not lane.running or isinstance(lane.effect, effect))
             if not lane.running:
                 lane.start()
-                self._wait(lane, lambda lane=lane: isinstance(lane.effect, effect))  # type: ignore[misc]
+                self._wait([lane], lambda lane: isinstance(lane.effect, effect))
 
     def _exchange(self) -> None:
         for lane in self.lanes:
@@ -400,8 +412,7 @@ class Engine:
         self._await(Update)
         for lane in self.lanes:
             lane.resume(lane.live)
-        for lane in self.lanes:
-            self._wait(lane, lambda lane=lane: lane.settled)  # type: ignore[misc]
+        self._wait(self.lanes, lambda lane: lane.settled)
         if not self.overlap:
             self.drain()
 
@@ -462,7 +473,7 @@ class Engine:
         """Give a complete bucket to its generator."""
         if not lane.running:
             lane.start()
-        self._wait(lane, lambda: isinstance(lane.effect, Gradient))
+        self._wait([lane], lambda lane: isinstance(lane.effect, Gradient))
         lane.resume(lane.bucket.of(self.flat.need_gradient()))
         self._missing.pop(lane)
 
@@ -485,10 +496,8 @@ class Engine:
 
     def _park(self, lazy: LazyOptimizer) -> None:
         """Leave to later what has not come, except where no module is known that needs it."""
-        for p, lanes in self._lanes_of.items():
-            if not lazy.order.is_placed(p):
-                for lane in lanes:
-                    self._wait(lane, lambda lane=lane: not lane.owed)  # type: ignore[misc]
+        homeless = (p for p in self._lanes_of if not lazy.order.is_placed(p))
+        self._wait(self._lanes(homeless), _is_done)
         lazy.park(lambda p: any(lane.owed for lane in self._lanes_of[p]))
         if lazy.order.has_news:
             lazy.order.settle()
@@ -506,14 +515,15 @@ class Engine:
         due = [p for p in parameters if p in lazy.parked]
         if not due:
             return
-        for p in due:
-            for lane in self._lanes_of[p]:
-                self._wait(lane, lambda lane=lane: not lane.owed)  # type: ignore[misc]
+        self._wait(self._lanes(due), _is_done)
         start = time.perf_counter()
         lazy.apply(due)
         if self.stats.trace is not None:
             names = ", ".join(self.flat.names[p] for p in due)
             self.stats.trace.span("compute", f"optimizer: {names}", start, time.perf_counter())
+
+    def _lanes(self, parameters: Iterable[nn.Parameter]) -> Iterable[Lane]:
+        return dict.fromkeys(lane for p in parameters for lane in self._lanes_of[p])
 
     @_locked
     def catch_up(self) -> None:
@@ -557,6 +567,23 @@ class Engine:
             lane.live.copy_(saved["live"])
             lane.x.copy_(saved["x"])
             _restore(lane.state, saved["state"])
+
+
+class _Patience:
+    """Is out when nothing has changed for `timeout` seconds."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout, self._seen, self._since = timeout, -1, 0.0
+
+    def is_out(self, state: int) -> bool:
+        now = time.perf_counter()
+        if state != self._seen:
+            self._seen, self._since = state, now
+        return now - self._since > self._timeout
+
+
+def _is_done(lane: Lane) -> bool:
+    return not lane.owed
 
 
 def _staggered(lane: Lane) -> tuple[int, int]:

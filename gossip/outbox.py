@@ -97,6 +97,10 @@ class Outbox:
             self._in_flight += 1
             self._transport.post(letter.payload, letter.to, letter.tag, partial(self._land, letter, _now()))
 
+    def __len__(self) -> int:
+        """How many messages wait."""
+        return len(self._waiting)
+
     @property
     def empty(self) -> bool:
         """Whether everything has been handed to the transport."""

@@ -59,8 +59,8 @@ from gossip.transport.base import (  # noqa: E402
 
 NOTE_BYTES = 1 << 20  # the longest note; a last word takes about 15 bytes per tag
 SPINS = 100  # polls of `wait` before it sleeps; yields to other processes in between
-SLEEP_SHARE = 0.1  # a wait sleeps this share of the time it has lasted: it ends a little late, but takes the
-SHORTEST_SLEEP, LONGEST_SLEEP = 50e-6, 2e-3  # core rarely from the ranks that compute (seconds)
+SLEEP_SHARE = 0.1  # a wait sleeps this share of the time since something came: it ends a little late, but
+SHORTEST_SLEEP, LONGEST_SLEEP = 50e-6, 2e-3  # takes the core rarely from the ranks that compute (seconds)
 SECOND_HAND = 2.0  # seconds that a rank leaves to one which knows the cause, before it ends the job itself
 LEFT = "finished"  # why a rank is in `departed`, and the value of its note
 CONTROL = -1  # the control plane, counted like a channel of means
@@ -182,6 +182,7 @@ class MPITransport(Transport):
         self._requests: list[MPI.Request] = []  # _operations[i] is what _requests[i] is for
         self._operations: list[_Operation] = []
         self._statuses: list[MPI.Status] = []
+        self._completions = 0  # requests that have ended
         self._sending: dict[tuple[int, int], deque[_Send]] = defaultdict(deque)  # the first is on the wire
         self._problem: GossipError | None = None
 
@@ -323,6 +324,7 @@ class MPITransport(Transport):
             if not completed:
                 return
             failures = [MPI.SUCCESS] * len(completed)
+        self._completions += len(completed)
         finished = [self._operations[i] for i in completed]
         for i in sorted(completed, reverse=True):
             self._requests[i], self._operations[i] = self._requests[-1], self._operations[-1]
@@ -370,8 +372,8 @@ class MPITransport(Transport):
             self._problem = PeerLostError(f"rank {self.rank} has lost a peer: {error.Get_error_string()}")
 
     def wait(self, ready: Callable[[], bool], timeout: float) -> bool:
-        began, spins = time.monotonic(), 0
-        deadline = began + timeout
+        since, spins, completions = time.monotonic(), 0, self._completions
+        deadline = since + timeout
         while True:
             self.poll()
             self._serve()
@@ -380,11 +382,13 @@ class MPITransport(Transport):
             now = time.monotonic()
             if now >= deadline:
                 return False
+            if completions != self._completions:
+                since, completions = now, self._completions
             if spins < SPINS:
                 spins += 1
                 _yield()
             else:
-                time.sleep(min(max(SLEEP_SHARE * (now - began), SHORTEST_SLEEP), LONGEST_SLEEP))
+                time.sleep(min(max(SLEEP_SHARE * (now - since), SHORTEST_SLEEP), LONGEST_SLEEP))
 
     # -- notes -------------------------------------------------------------------------------------
 
