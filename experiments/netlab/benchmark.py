@@ -51,7 +51,7 @@ class Goodput:
             rows = run_job(
                 results,
                 self.hosts,
-                Network(self.rates[0], self.latency, congestion=congestion),
+                Network(None, self.latency, congestion=congestion),  # the ranks shape it, rate by rate
                 60 + PATIENCE * self.job_seconds(),
                 goodput.SETTINGS[setting],
                 task="goodput",
