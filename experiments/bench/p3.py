@@ -91,8 +91,9 @@ class SleepingLayer(nn.Module):
 def measure(world: Transport, layers: Sequence[Layer], args: argparse.Namespace) -> dict[str, Any]:
     """Every turn's step times in seconds, by method, and the rate of the links in bytes per second."""
     neighbors = link.ring_neighbors(world)
-    pieces = 32
-    payload = pieces * BYTES * METHODS["P3"].slice  # type: ignore[operator]
+    pieces, slice = 32, METHODS["P3"].slice
+    assert isinstance(slice, int)
+    payload = pieces * BYTES * slice
     took = link.time_exchange(world, neighbors, payload, 3, pieces)
     legs = {}
     for name, method in METHODS.items():
