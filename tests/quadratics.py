@@ -135,6 +135,8 @@ def loop(
         optimizer.zero_grad()
         model(a, slope(session.size, k)[session.rank]).backward()
         optimizer.step()
+        if session.algorithm.posting is not None:
+            session.wait()  # the next forward would apply the rest of the update, module by module
         xs.append(model.flat())
     return xs
 

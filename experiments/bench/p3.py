@@ -189,7 +189,6 @@ def report(
     cluster = Cluster(
         args.hosts,
         bandwidth=found["rate"],
-        downlink=float("inf"),  # the laboratory's switch never blocks
         latency=network.latency,
         update_per_slice=UPDATE_PER_SLICE,
         update_per_value=UPDATE_PER_VALUE,

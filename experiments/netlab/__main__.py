@@ -11,12 +11,14 @@ from pathlib import Path
 
 from experiments import models
 from experiments.netlab import goodput, isolation, report, requirements
+from experiments.netlab.benchmark import Goodput, congestions
 from experiments.netlab.compute import Compute
 from experiments.netlab.lab import MAX_HOSTS
 from experiments.netlab.methods import METHODS, choose
 from experiments.netlab.network import Network
 from experiments.netlab.results import Results, machine
-from experiments.netlab.sweep import Goodput, Sweep, congestions, say
+from experiments.netlab.running import say
+from experiments.netlab.sweep import Sweep
 from gossip import units
 from gossip.cli import ArgumentParser, run
 from gossip.errors import UsageError

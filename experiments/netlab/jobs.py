@@ -6,6 +6,7 @@ python -m experiments.netlab.jobs JOB.json        under mpirun, on the hosts of 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -55,9 +56,11 @@ class Job:
         )
 
     def reply(self, rank: int, value: Any) -> None:
-        """Write the answer so far (rank 0 only)."""
+        """Write the answer so far (rank 0 only); whoever reads it finds a whole one."""
         if rank == 0:
-            self.answer.write_text(json.dumps(value))
+            scratch = self.answer.with_suffix(".tmp")
+            scratch.write_text(json.dumps(value))
+            os.replace(scratch, self.answer)
 
 
 def tasks() -> dict[str, Callable[[Job], None]]:

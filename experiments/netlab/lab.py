@@ -5,8 +5,8 @@
 
 A host is a process that does nothing but hold a network namespace and a host name of its own. It has two
 interfaces: `control` reaches the laboratory itself, unshaped, and carries only mpirun's own traffic; `net0`
-is the shaped network: the kernel's token bucket limits what a host sends, the relay (relay.c) delays it.
-Works only inside `isolation.run`, whose end is also the end of every host.
+is the shaped network: the kernel's token bucket limits what a host sends, the relay (relay.c) delays it and
+limits what a host receives. Works only inside `isolation.run`, whose end is also the end of every host.
 """
 
 from __future__ import annotations
@@ -96,7 +96,9 @@ class Lab:
         source = Path(__file__).with_name("relay.c")
         _do("cc", "-std=gnu11", "-O2", "-o", str(program), str(source))
         microseconds = [f"{1e6 * seconds:.1f}" for seconds in (self.network.relay_delay, self.network.jitter)]
-        relay = self._keep([str(program), DEVICE, *microseconds, *(str(h.pid) for h in self._holders)])
+        rate = f"{self.network.bandwidth or 0:.0f}"
+        hosts = [str(holder.pid) for holder in self._holders]
+        relay = self._keep([str(program), DEVICE, rate, *microseconds, *hosts])
         _expect(relay, "ready")
 
     def _shape(self) -> None:
@@ -173,7 +175,8 @@ class Lab:
         words += ["--prtemca", "plm_ssh_agent", str(self.folder / "agent")]
         for name, value in parameters.items():
             words += ["--mca", name, value]
-        environment = {**os.environ, **MPIRUN_ENVIRONMENT, "OMP_NUM_THREADS": "1"}
+        # libfabric, where a setting chooses it, must not find the unshaped network either.
+        environment = {**os.environ, **MPIRUN_ENVIRONMENT, "OMP_NUM_THREADS": "1", "FI_TCP_IFACE": DEVICE}
         with contextlib.ExitStack() as stack:
             output = stack.enter_context(log.open("ab")) if log else None
             process = subprocess.Popen(

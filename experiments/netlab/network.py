@@ -26,9 +26,9 @@ class Network:
     """Every host's link to a switch that never blocks.
 
     Attributes:
-        bandwidth: bit/s that a host may send; None for as much as the machine can.
+        bandwidth: bit/s that a host may send, and receive at the same time; None for what the machine can.
         latency: seconds from one host to another, one way.
-        jitter: every packet takes up to so many seconds more, at random; packets keep their order.
+        jitter: every packet takes up to so many seconds more, at random; packets to a host keep their order.
         congestion: TCP's congestion control on the hosts; None for the machine's own. Away from the machine's
             first network namespace Linux allows only what `allowed_congestion` lists.
     """

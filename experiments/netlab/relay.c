@@ -1,16 +1,17 @@
 /* The wire between the hosts of the laboratory: every packet is delivered a fixed time after it was sent.
  *
- *     relay DEVICE DELAY_US JITTER_US PID...
+ *     relay DEVICE BITS_PER_SECOND DELAY_US JITTER_US PID...
  *
  * Makes a TUN device DEVICE in the network namespace of each process PID, prints "ready" when all are there, and
  * then carries IPv4 packets between them until it is ended. The k-th process, counted from 1, is the host x.y.z.k:
- * the last byte of the destination tells where a packet goes. A packet that host i sends at time t is delivered at
+ * the last byte of the destination tells where a packet goes. A packet of b bytes that is sent at time t arrives at
  *
- *     max(t + DELAY_US + uniform(0, JITTER_US), when the packet before it from i is delivered)
+ *     a = max(t + DELAY_US + uniform(0, JITTER_US), free),     free <- a + 8 b / BITS_PER_SECOND
  *
- * so nothing is lost or overtakes. How fast a host may send is not the relay's business: a token bucket on the
- * device (tc) sees to that. Frames of up to 64 KB pass whole, with the checksum left open (IFF_VNET_HDR), which is
- * what makes gigabits possible.
+ * where `free` is when its receiver's link is free again, and 0 BITS_PER_SECOND stand for no limit. So packets to
+ * one host keep their order. How fast a host may *send* is not the relay's business: a token bucket on the device
+ * (tc) sees to that. Frames of up to 64 KB pass whole, with the checksum left open (IFF_VNET_HDR), which is what
+ * makes gigabits possible.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -33,7 +34,7 @@
 enum {
     MAX_HOSTS = 250,
     MAX_FRAME = 65536 + sizeof(struct virtio_net_hdr),
-    RING = 64 << 20, /* bytes in flight per host, reserved but used only as needed: 1.4 Gbit/s for 300 ms */
+    RING = 64 << 20, /* bytes under way to a host, reserved but used only as needed: 1.4 Gbit/s for 300 ms */
     SPACE = 65792,   /* the most that a frame takes there */
     BATCH = 64,      /* frames read from a host before the others get their turn */
 };
@@ -47,9 +48,9 @@ struct frame {
 
 struct host {
     int device;
-    unsigned char *ring;
-    size_t head, tail; /* the oldest frame, and where the next one goes; equal when empty */
-    int64_t last_due;
+    unsigned char *ring; /* what is under way to it */
+    size_t head, tail;   /* the oldest frame, and where the next one goes; equal when empty */
+    int64_t free;        /* when its link is */
 };
 
 _Static_assert(SPACE >= (sizeof(struct frame) + MAX_FRAME + 15) / 16 * 16, "a frame must fit");
@@ -57,6 +58,7 @@ _Static_assert(SPACE >= (sizeof(struct frame) + MAX_FRAME + 15) / 16 * 16, "a fr
 static struct host hosts[MAX_HOSTS];
 static int count;
 static int64_t delay_ns, jitter_ns;
+static double ns_per_byte;
 
 static void fail(const char *what)
 {
@@ -120,52 +122,67 @@ static int64_t deliver(struct host *h, int64_t t)
         const struct frame *f = at(h, h->head);
         if (f->due > t)
             return f->due;
-        const unsigned char *ip = f->data + sizeof(struct virtio_net_hdr);
-        if (f->length > sizeof(struct virtio_net_hdr) + 20 && ip[0] >> 4 == 4 && ip[19] >= 1 && ip[19] <= count) {
-            /* A frame that the receiver's kernel has no memory for is lost, as on a real network. */
-            ssize_t written = write(hosts[ip[19] - 1].device, f->data, f->length);
-            (void)written;
-        }
+        /* What the receiver's kernel has no memory for is lost, as on a real network. */
+        const ssize_t written = write(h->device, f->data, f->length);
+        (void)written;
         h->head = f->stride ? h->head + f->stride : 0;
     }
     return INT64_MAX;
 }
 
-static void collect(struct host *h)
+/* Put a frame that was sent just now on its way; lost where 64 MB are on theirs already. */
+static void forward(const unsigned char *data, size_t length)
 {
-    for (int i = 0; i < BATCH && has_room(h); i++) {
-        struct frame *f = at(h, h->tail);
-        const ssize_t length = read(h->device, f->data, MAX_FRAME);
+    const unsigned char *ip = data + sizeof(struct virtio_net_hdr);
+    if (length < sizeof(struct virtio_net_hdr) + 20 || ip[0] >> 4 != 4 || ip[19] < 1 || ip[19] > count)
+        return; /* not IPv4, or to nobody */
+    struct host *h = &hosts[ip[19] - 1];
+    if (!has_room(h))
+        return;
+    int64_t due = now() + delay_ns + (jitter_ns ? (int64_t)(drand48() * (double)jitter_ns) : 0);
+    if (due < h->free)
+        due = h->free;
+    h->free = due + (int64_t)(ns_per_byte * (double)(length - sizeof(struct virtio_net_hdr)));
+
+    struct frame *f = at(h, h->tail);
+    const size_t stride = (sizeof(struct frame) + length + 15) / 16 * 16;
+    const size_t next = h->tail + stride;
+    const int wraps = RING - next <= 2 * SPACE;
+    f->due = due;
+    f->length = (uint32_t)length;
+    f->stride = wraps ? 0 : (uint32_t)stride;
+    memcpy(f->data, data, length);
+    h->tail = wraps ? 0 : next;
+}
+
+static void collect(const struct host *h)
+{
+    static unsigned char frame[MAX_FRAME];
+    for (int i = 0; i < BATCH; i++) {
+        const ssize_t length = read(h->device, frame, sizeof frame);
         if (length <= 0)
             return;
-        int64_t due = now() + delay_ns + (jitter_ns ? (int64_t)(drand48() * (double)jitter_ns) : 0);
-        if (due < h->last_due)
-            due = h->last_due;
-        h->last_due = f->due = due;
-        f->length = (uint32_t)length;
-        const size_t stride = (sizeof(struct frame) + (size_t)length + 15) / 16 * 16;
-        const size_t next = h->tail + stride;
-        const int wraps = RING - next <= 2 * SPACE;
-        f->stride = wraps ? 0 : (uint32_t)stride;
-        h->tail = wraps ? 0 : next;
+        forward(frame, (size_t)length);
     }
 }
 
 int main(int argc, char **argv)
 {
-    count = argc - 4;
+    count = argc - 5;
     if (count < 1 || count > MAX_HOSTS) {
-        fprintf(stderr, "usage: relay DEVICE DELAY_US JITTER_US PID... (1 to %d)\n", MAX_HOSTS);
+        fprintf(stderr, "usage: relay DEVICE BITS_PER_SECOND DELAY_US JITTER_US PID... (1 to %d)\n", MAX_HOSTS);
         return 2;
     }
-    delay_ns = (int64_t)(atof(argv[2]) * 1000);
-    jitter_ns = (int64_t)(atof(argv[3]) * 1000);
+    const double rate = atof(argv[2]);
+    ns_per_byte = rate > 0 ? 8e9 / rate : 0;
+    delay_ns = (int64_t)(atof(argv[3]) * 1000);
+    jitter_ns = (int64_t)(atof(argv[4]) * 1000);
 
     const int home = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
     if (home < 0)
         fail("/proc/self/ns/net");
     for (int i = 0; i < count; i++) {
-        hosts[i].device = open_device(argv[1], argv[4 + i], home);
+        hosts[i].device = open_device(argv[1], argv[5 + i], home);
         hosts[i].ring = mmap(NULL, RING, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (hosts[i].ring == MAP_FAILED)
             fail("mmap");
@@ -186,7 +203,7 @@ int main(int argc, char **argv)
         for (int i = 0; i < count; i++) {
             const int64_t due = deliver(&hosts[i], t);
             next = due < next ? due : next;
-            waits[i] = (struct pollfd){.fd = hosts[i].device, .events = has_room(&hosts[i]) ? POLLIN : 0};
+            waits[i] = (struct pollfd){.fd = hosts[i].device, .events = POLLIN};
         }
         struct timespec rest = {0}, *timeout = NULL;
         if (next != INT64_MAX) {

@@ -37,7 +37,6 @@ class Cluster:
     Attributes:
         nodes: ranks.
         bandwidth: of each rank's link, bytes per second each way at once.
-        downlink: what a rank can receive, where that is another.
         latency: seconds one way.
         update_per_value: seconds that an owner's processor takes for each value of a slice.
         update_per_slice: and for each slice, whatever its size.
@@ -50,7 +49,6 @@ class Cluster:
     update_per_value: float = 0.0
     update_per_slice: float = 0.0
     notice: float = 0.0
-    downlink: float | None = None
 
 
 Track = Literal["forward", "backward", "push", "pull", "update"]
@@ -281,10 +279,9 @@ class _Simulation:
 
     def enter(self, i: int, message: Message, took: float) -> None:
         """A message that has begun to leave rank i reaches its receiver."""
-        receiver, size = self.ranks[message.to], BYTES * message.what.values
-        takes = took if self.cluster.downlink is None else size / self.cluster.downlink
-        receiver.downlink_free = max(self.now, receiver.downlink_free) + takes
-        noticed = max(self.now + took, receiver.downlink_free) + self.cluster.notice
+        receiver = self.ranks[message.to]
+        receiver.downlink_free = max(self.now, receiver.downlink_free) + took
+        noticed = receiver.downlink_free + self.cluster.notice
         self.at(noticed, lambda: self.arrived(message))
         self.at(noticed + self.cluster.latency + self.cluster.notice, lambda: self.acknowledged(i))
 

@@ -8,8 +8,10 @@ depends on the data, that is the most it can be.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from compressors import Compressor
@@ -112,10 +114,18 @@ def mean_trips(size: float, n: int) -> Chain:
     if n == 1 or size == 0:
         return ()
     if n < 4 or size < TREE_BELOW:
-        levels = math.ceil(math.log2(n))
-        return (*[Trip(size, size)] * levels, *(Trip(k * size, size) for k in range(levels, 0, -1)))
+        return (*[Trip(size, size)] * math.ceil(math.log2(n)), *_down_the_tree(size, n))
     levels = int(math.log2(n))
     halves = [size / 2**k for k in range(1, levels + 1)]
     fold = [] if n == 2**levels else [size / 2, size / 2]
     spread = [size] if fold else []
     return tuple(Trip(b, b) for b in (*fold, *halves, *reversed(halves), *spread))
+
+
+def _down_the_tree(size: float, n: int) -> Iterator[Trip]:
+    """A binomial broadcast along its longest branch: node 2^s − 1 sends to all its children at once."""
+    for s in itertools.count():
+        children = sum(2**s - 1 + 2**r < n for r in range(s, math.ceil(math.log2(n))))
+        if children == 0:
+            return
+        yield Trip(children * size, size)

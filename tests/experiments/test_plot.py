@@ -53,7 +53,7 @@ def test_text_is_judged_by_perplexity_and_apart_from_images(
     plot.draw([text], text)
     plot.draw([images], images)
     always = ["training loss", "consensus distance"]
-    assert [label for label in shown if label not in always] == ["test perplexity", "test accuracy (%)"]
+    assert [label for label in shown if label not in always] == ["test perplexity", "test accuracy, %"]
     with pytest.raises(UsageError, match="draw them apart"):
         plot.draw([text, images], tmp_path)
 

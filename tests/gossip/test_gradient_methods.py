@@ -178,12 +178,22 @@ def test_gradient_dropping(spec: str, n: int) -> None:
     check(run, oracle.dgc(n, D, lambda: X, lambda t: 0.1, [WEIGHT], [DENSE, WEIGHT]), X)
 
 
+@pytest.fixture(scope="module")
+def powersgd_hook() -> Any:
+    """torch's module, on one gloo rank.
+
+    The rank stays to the end of the process: a thread of gloo's may still hold the process group when it is
+    destroyed, destroy it in our place, and abort the process because it cannot join itself.
+    """
+    hooks = pytest.importorskip("torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook")
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    return hooks
+
+
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("rank", [1, 2, 4])
-def test_powersgd_is_torchs_hook_on_the_mean_gradient(rank: int, n: int) -> None:
-    """The hook itself on one gloo rank: PowerSGD is linear, so n nodes equal one with the mean gradient."""
-    hooks = pytest.importorskip("torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook")
-    dist = torch.distributed
+def test_powersgd_is_torchs_hook_on_the_mean_gradient(powersgd_hook: Any, rank: int, n: int) -> None:
+    """The hook itself: PowerSGD is linear, so n nodes equal one with the mean gradient."""
     shape = (12, 10)
 
     def gradient(i: int, k: int) -> Tensor:
@@ -230,23 +240,19 @@ def test_powersgd_is_torchs_hook_on_the_mean_gradient(rank: int, n: int) -> None
         def is_last(self) -> bool:
             return True
 
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        state = hooks.PowerSGDState(
-            None, matrix_approximation_rank=rank, start_powerSGD_iter=2, min_compression_rate=1
-        )
-        state.iter = 2
-        state.p_memory_dict[0], state.q_memory_dict[0] = torch.empty(12 * rank), results[0][1].clone()
-        for k in range(6):
+    state = powersgd_hook.PowerSGDState(
+        None, matrix_approximation_rank=rank, start_powerSGD_iter=2, min_compression_rate=1
+    )
+    state.iter = 2
+    state.p_memory_dict[0], state.q_memory_dict[0] = torch.empty(12 * rank), results[0][1].clone()
+    for k in range(6):
+        torch.manual_seed(k)
+        grads = []
+        for i in range(n):
             torch.manual_seed(k)
-            grads = []
-            for i in range(n):
-                torch.manual_seed(k)
-                grads.append(torch.cat([torch.full((12,), i + 1.0), gradient(i, k).reshape(-1)]))
-            expected = hooks.powerSGD_hook(state, Bucket(torch.stack(grads).mean(0))).wait()
-            torch.testing.assert_close(results[0][0][k], expected, rtol=1e-4, atol=1e-4)
-    finally:
-        dist.destroy_process_group()
+            grads.append(torch.cat([torch.full((12,), i + 1.0), gradient(i, k).reshape(-1)]))
+        expected = powersgd_hook.powerSGD_hook(state, Bucket(torch.stack(grads).mean(0))).wait()
+        torch.testing.assert_close(results[0][0][k], expected, rtol=1e-4, atol=1e-4)
 
 
 # -- relations -------------------------------------------------------------------------------------------

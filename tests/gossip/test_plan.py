@@ -87,17 +87,19 @@ def test_the_planners_bytes_are_what_the_transport_counts(
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 6, 7, 8, 12, 64])
 @pytest.mark.parametrize("size", [0, 1000, 65535, 65536, 1_000_000])
 def test_an_all_reduce_brings_everything_to_everybody(n: int, size: int) -> None:
-    """In k trips at most 2^k nodes can know of a value, and on its way it meets every node twice."""
+    """In k trips a value of all nodes can come together from 2^k of them at most; it takes one more back."""
     chain = trips.mean_trips(size, n)
     if n == 1 or size == 0:
         assert chain == ()
         return
-    assert 2 ** (len(chain) / 2) >= n
+    assert 2 ** (len(chain) - 1) >= n
     assert len(chain) <= 2 * math.ceil(math.log2(n)) + 1
     total = sum(trip.busiest for trip in chain)
     assert total >= 2 * (n - 1) / n * size - 1e-6  # what every node must at least send or receive
     if n >= 4 and size >= trips.TREE_BELOW and n & (n - 1) == 0:
         assert total == pytest.approx(2 * (n - 1) / n * size)
+    if n < 4:  # everything to one node, and from it to all others
+        assert total == 2 * (n - 1) * size
 
 
 # -- the link model ----------------------------------------------------------------------------------------
@@ -194,8 +196,10 @@ def test_a_round_every_h_steps_costs_an_hth() -> None:
 
 def test_the_ranking_is_by_time_and_puts_last_what_theory_warns_about() -> None:
     plans = ranking.rank(model(), 8, LINKS[0], compute=1e-3)
-    keys = [(bool(plan.warnings), plan.time.total) for plan in plans]
-    assert keys == sorted(keys)
+    assert [bool(plan.warnings) for plan in plans] == sorted(bool(plan.warnings) for plan in plans)
+    for first, second in pairwise(plans):
+        if bool(first.warnings) == bool(second.warnings):
+            assert first.time.total <= ranking.ALIKE * second.time.total
     for plan in plans:
         method, codec = make_algorithm(plan.algorithm), make_codec(plan.compressor or "identity")
         graph = make_topology(plan.topology or "ring", 8)
@@ -208,7 +212,7 @@ def test_the_ranking_is_by_time_and_puts_last_what_theory_warns_about() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_every_plan_is_one_that_join_accepts() -> None:
-    for plan in ranking.rank(model(), 4, LINKS[0]):
+    for plan in ranking.rank(model(), 4, LINKS[0], compressors=["sign"]):
         counted(plan.algorithm, plan.compressor or "identity", plan.topology or "ring", 4)
 
 
@@ -226,8 +230,11 @@ def test_sparse_methods_say_how_dense_the_sum_can_get() -> None:
 
 
 def test_a_better_network_never_costs_time() -> None:
+    def ranked(on: Link) -> tuple[nn.Module, int, Link, float, list[str], list[str], list[str]]:
+        return model(), 8, on, 0.0, ["allreduce", "dgc", "dcd", "powersgd"], ["ring"], ["sign", "fp16"]
+
     exchanges = [
-        [plan.time.exchange for plan in sorted(ranking.rank(model(), 8, on), key=lambda plan: plan.name)]
+        [plan.time.exchange for plan in sorted(ranking.rank(*ranked(on)), key=lambda plan: plan.name)]
         for on in (Link(1e6, 1e-3), Link(1e7, 1e-3), Link(1e7, 1e-4))
     ]
     for slower, faster in pairwise(exchanges):

@@ -16,9 +16,9 @@ BANDWIDTH, LATENCY = 20e6, 5e-3
 PINGS, PAYLOAD = 20, 250_000
 
 ECHO = """
-import socket
+import socket, sys
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-s.bind(("", 5000))
+s.bind(("", int(sys.argv[1])))
 print("up", flush=True)
 while True:
     s.sendto(*s.recvfrom(100))
@@ -30,15 +30,15 @@ s, times = socket.socket(socket.AF_INET, socket.SOCK_DGRAM), []
 s.settimeout(10)
 for _ in range({PINGS}):
     start = time.perf_counter()
-    s.sendto(b"ping", (sys.argv[1], 5000))
+    s.sendto(b"ping", (sys.argv[1], int(sys.argv[2])))
     s.recvfrom(100)
     times.append(time.perf_counter() - start)
-print(times)
+print(min(times))
 """
 
 SINK = """
-import socket
-server = socket.create_server(("", 6000))
+import socket, sys
+server = socket.create_server(("", int(sys.argv[1])))
 print("up", flush=True)
 s, _ = server.accept()
 while s.recv(1 << 16):
@@ -48,12 +48,12 @@ s.sendall(b"!")
 
 SOURCE = f"""
 import socket, sys, time
-s = socket.create_connection((sys.argv[1], 6000))
+s = socket.create_connection((sys.argv[1], int(sys.argv[2])))
 start = time.perf_counter()
 s.sendall(bytes({PAYLOAD}))
 s.shutdown(socket.SHUT_WR)
 s.recv(1)
-print([time.perf_counter() - start])
+print(time.perf_counter() - start)
 """
 
 RANK = "import os; print('rank', os.environ['OMPI_COMM_WORLD_RANK'], os.uname().nodename, flush=True)"
@@ -69,25 +69,36 @@ def hold() -> None:
 
 
 def facts() -> None:
-    """Two hosts: round trips between them (s), the time of a transfer (s), and where MPI's ranks are."""
+    """Three hosts: a round trip, a transfer, two at once to one host (all s), and where MPI's ranks are."""
     from experiments.netlab.lab import Lab
     from experiments.netlab.network import Network, address
 
-    def pair(server: str, client: str) -> Any:
-        peer = subprocess.Popen(
-            lab.in_host(1, [sys.executable, "-c", server]), stdout=subprocess.PIPE, text=True
-        )
-        assert peer.stdout is not None and peer.stdout.readline() == "up\n"
-        command = lab.in_host(0, [sys.executable, "-c", client, address(1)])
-        answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
-        peer.kill()
-        return json.loads(answer)
+    def python(host: int, program: str, *words: str) -> subprocess.Popen[str]:
+        command = lab.in_host(host, [sys.executable, "-c", program, *words])
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
-    with Lab(2, Network(BANDWIDTH, LATENCY)) as lab:
+    def times(server: str, client: str, hosts: tuple[int, ...]) -> list[float]:
+        """Of clients on these hosts, all at once, each with a server of its own on host 0."""
+        ports = [str(5000 + host) for host in hosts]
+        servers = [python(0, server, port) for port in ports]
+        for process in servers:
+            assert process.stdout is not None and process.stdout.readline() == "up\n"
+        clients = [python(host, client, address(0), port) for host, port in zip(hosts, ports, strict=True)]
+        found = [float(process.communicate(timeout=60)[0]) for process in clients]
+        for process in servers:
+            process.kill()
+        return found
+
+    with Lab(3, Network(BANDWIDTH, LATENCY)) as lab:
         log = lab.folder / "log"
         lab.mpirun([sys.executable, "-c", RANK], timeout=120, log=log)
         ranks = [line.split()[1:] for line in log.read_text().splitlines() if line.startswith("rank")]
-        found = {"round_trips": pair(ECHO, PING), "transfer": pair(SINK, SOURCE), "ranks": sorted(ranks)}
+        found: dict[str, Any] = {
+            "ranks": sorted(ranks),
+            "round_trip": times(ECHO, PING, (1,))[0],
+            "transfer": times(SINK, SOURCE, (1,))[0],
+            "two_to_one": max(times(SINK, SOURCE, (1, 2))),
+        }
     left = subprocess.run(["ip", "-brief", "link"], capture_output=True, text=True, check=True).stdout
     print(json.dumps(found | {"left": [line.split()[0] for line in left.splitlines()]}))
 

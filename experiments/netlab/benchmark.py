@@ -1,0 +1,78 @@
+"""The goodput benchmark: every setting of MPI on hosts of its own. Runs inside `isolation.run`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from experiments.netlab import goodput
+from experiments.netlab.network import Network, allowed_congestion, default_congestion
+from experiments.netlab.results import Results
+from experiments.netlab.running import PATIENCE, run_job, say, start_seconds
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """The goodput benchmark.
+
+    Attributes:
+        settings: names, of goodput.SETTINGS.
+        congestions: TCP's congestion controls, the machine's own first.
+        latency: seconds one way.
+        rates: bit/s.
+    """
+
+    hosts: int
+    settings: tuple[str, ...]
+    congestions: tuple[str, ...]
+    latency: float
+    rates: tuple[float, ...]
+
+    def estimate(self) -> float:
+        """Seconds, about."""
+        return self.job_seconds() * len(list(self._jobs()))
+
+    def job_seconds(self) -> float:
+        """Of one setting's job, about; messages get less than half of the rate at worst."""
+        turns = 2 * (goodput.REPEATS + 1)
+        ideal = sum(turns * 8 * size / rate for rate in self.rates for size, _ in goodput.cases(rate))
+        return start_seconds(self.hosts) + 1.7 * ideal
+
+    def _jobs(self) -> Iterator[tuple[str, str]]:
+        """Congestion control and setting: all with the machine's own, the most telling with the others."""
+        own, *others = self.congestions
+        yield from ((own, setting) for setting in self.settings)
+        yield from itertools.product(others, [s for s in self.settings if s in goodput.QUICK])
+
+    def run(self, results: Results) -> None:
+        """Measure; what fails is noted, and the rest goes on."""
+        for congestion, setting in self._jobs():
+            rows = run_job(
+                results,
+                self.hosts,
+                Network(None, self.latency, congestion=congestion),  # the ranks shape it, rate by rate
+                60 + PATIENCE * self.job_seconds(),
+                goodput.SETTINGS[setting],
+                task="goodput",
+                options={"rates": self.rates, "setting": setting, "plain": setting == self.settings[0]},
+            )
+            if rows is not None:
+                results.goodput += [row | {"congestion": congestion} for row in rows]
+                results.save()
+                say(f"goodput, {setting}, {congestion}: {', '.join(_brief(rows, setting))}")
+
+
+def _brief(rows: Sequence[goodput.Row], setting: str) -> Iterator[str]:
+    """The shares of the smaller payload in one piece."""
+    for row in rows:
+        if (row["setting"], row["payload"], row["pieces"]) == (setting, goodput.PAYLOADS[0], 1):
+            yield f"{row['goodput']:.0%} of {row['rate'] / 1e6:g} Mbit/s"
+
+
+def congestions(quick: bool) -> tuple[str, ...]:
+    """The machine's own congestion control, and in the full benchmark reno, if hosts may use it."""
+    own = default_congestion()
+    if quick:
+        return (own,)
+    return (own, *(name for name in allowed_congestion() if name in ("reno", "cubic", "bbr") and name != own))
