@@ -10,7 +10,6 @@ Parameters are the mean over all ranks, summed in float64. Batch norm statistics
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 import gossip
-from experiments import config, evaluate
+from experiments import config, evaluate, files
 from experiments.runfolder import RunFolder
 from experiments.runs import Run
 from experiments.workloads.images import Images
@@ -56,9 +55,7 @@ def run(args: argparse.Namespace) -> None:
         statistics = "rank 0's" if settings.bn == "local" else "the mean of the ranks'"
     out = args.out or args.run / "exported.pt"
     out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(out.name + ".partial")
-    torch.save(dict(average), partial)
-    os.replace(partial, out)
+    files.replace(out, lambda path: torch.save(dict(average), path))
     print(f"{out}: step {step}, the mean of {nodes} nodes; batch norm statistics: {statistics}")
 
 

@@ -7,15 +7,15 @@ Files: ``config.toml`` (repeats the run), ``env.json``, ``metrics.jsonl``, ``che
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from experiments import files
 from experiments.runs import read_metrics, read_summary
 from gossip.errors import UsageError
 
@@ -91,13 +91,7 @@ class RunFolder:
         self.write_text(name, json.dumps(value, indent=2) + "\n")
 
     def write_text(self, name: str, text: str) -> None:
-        self._replace(name, lambda path: path.write_text(text, encoding="utf-8"))
+        files.replace(self.path / name, lambda path: path.write_text(text, encoding="utf-8"))
 
     def write_tensors(self, name: str, tensors: dict[str, Tensor]) -> None:
-        self._replace(name, lambda path: torch.save(tensors, path))
-
-    def _replace(self, name: str, write: Callable[[Path], object]) -> None:
-        """Write a file so that a run that ends meanwhile leaves the old or the new one whole."""
-        partial = self.path / f"{name}.partial"
-        write(partial)
-        os.replace(partial, self.path / name)
+        files.replace(self.path / name, lambda path: torch.save(tensors, path))

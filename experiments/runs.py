@@ -89,8 +89,7 @@ class Run:
     @property
     def headline(self) -> Headline:
         """The number that it is judged by; test accuracy for a run that has not come so far."""
-        tested = filter(None, map(headline, (self.summary or {}, *self.rows)))
-        return next(tested, ACCURACY)
+        return headline(self.summary or {}) or next(filter(None, map(headline, self.rows)), ACCURACY)
 
 
 def find(paths: Iterable[Path]) -> list[Run]:

@@ -192,8 +192,8 @@ class Node:
     bucket: int
     seed: int
     tag: int
-    channel: int | None
     label: str
+    channel: int | None = None
     adopted: tuple[Any, ...] = ()
     t: int = 0
     priority: int = 0
@@ -274,8 +274,6 @@ class Node:
         if codec is None:
             return v if add_to is None else add_to.add_(v)
         self.stats.saved_bytes += (4 * v.numel() - payload.numel()) * len(ranks)
-        if v.numel() and self.stats.samples_error(self.t):
-            self.stats.sample_error(v, codec.decode(payload, v.numel()))
         start = time.perf_counter()
         if add_to is None:
             own = codec.decode(payload, v.numel())
@@ -283,6 +281,8 @@ class Node:
             own = add_to
             codec.decode_add(payload, own)
         self.stats.spent("decode", start, self.label)
+        if v.numel() and self.stats.samples_error(self.t):
+            self.stats.sample_error(v, own if add_to is None else codec.decode(payload, v.numel()))
         return own
 
     def update(self) -> Update:
@@ -305,10 +305,10 @@ class Node:
     def mean(self, v: Tensor) -> Mean:
         """The exact mean of v (float32 [m]) over all ranks; it starts at once.
 
-        The method says so in `Algorithm.takes_means`, and how long v is in `Algorithm.means`.
+        The method has declared it in `Algorithm.means`.
         """
         if self.channel is None:
-            raise TypeError("a method that calls node.mean() says so: takes_means: ClassVar[bool] = True")
+            raise TypeError("a method that calls node.mean() declares the lengths in Algorithm.means(node)")
         start = time.perf_counter()
         return Mean(self.transport.start_mean(v, self.channel, self.wake), self, start)
 

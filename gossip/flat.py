@@ -57,6 +57,11 @@ class Bucket:
         return f"slice {number} ({', '.join(segment.name for segment in self.segments)})"
 
 
+def even_parts(d: int, n: int) -> list[slice]:
+    """0 … d−1 cut into n slices, in order; their lengths differ by one at most and may be 0."""
+    return [slice(d * k // n, d * (k + 1) // n) for k in range(n)]
+
+
 def _dense(p: Tensor) -> bool:
     """True if the strides of `p` are a permutation of a contiguous tensor's (e.g. channels_last)."""
     expected = 1
@@ -150,9 +155,8 @@ class FlatModel:
             parameters = list(layer)
             start = self.offset[parameters[0]]
             size = sum(p.numel() for p in parameters)
-            count = pieces(size)
-            for i in range(count):
-                yield self._slice(start + size * i // count, start + size * (i + 1) // count, parameters)
+            for at in even_parts(size, pieces(size)):
+                yield self._slice(start + at.start, start + at.stop, parameters)
 
     def _slice(self, start: int, stop: int, parameters: Iterable[nn.Parameter]) -> Bucket:
         """The values from `start` to `stop` of the flat vector, which belong to these parameters."""

@@ -321,7 +321,6 @@ class Session:
             for note in self.notes:
                 log.info(note)
         tag = transport.reserve_tags(algorithm.slots * len(flat.buckets))
-        channel = transport.open_channels(len(flat.buckets) if algorithm.takes_means else 0)
         outbox = Outbox(transport, posting, trace)
         lazy = None
         if overlap and posting != Posting():
@@ -338,12 +337,14 @@ class Session:
                 bucket=b,
                 seed=seed,
                 tag=tag + algorithm.slots * b,
-                channel=channel + b if algorithm.takes_means else None,
                 label=bucket.label(b),
                 adopted=tuple(adoption.of(p) for p in bucket.parameters),
             )
             for b, bucket in enumerate(flat.buckets)
         ]
+        averaging = [node for node in nodes if algorithm.means(node)]
+        for channel, node in enumerate(averaging, transport.open_channels(len(averaging))):
+            node.channel = channel
         self._engine = Engine(flat, algorithm, nodes, outbox, transport, self.stats, overlap, timeout, lazy)
         self._average_channel = transport.open_channels(1)
         self._timeout = timeout

@@ -83,7 +83,6 @@ def views(
             bucket=bucket,
             seed=0,
             tag=0,
-            channel=None,
             label="",
         )
 

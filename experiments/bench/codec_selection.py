@@ -10,25 +10,13 @@ torch.topk alone, which only finds the values, stands beside them.
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
-import time
-from collections.abc import Callable
-from pathlib import Path
-
 import torch
 
-from compressors import LayerTopK, kernels
+from compressors import LayerTopK
+from experiments.bench import by_size
+from experiments.bench.by_size import cpu_seconds
 
 WAYS = ("sampled", "exact")
-
-
-def cpu_seconds(work: Callable[[], object]) -> float:
-    """CPU time of one call."""
-    start = time.process_time()
-    work()
-    return time.process_time() - start
 
 
 def measure(d: int, ratio: float, repeats: int) -> dict[str, float]:
@@ -52,33 +40,29 @@ def measure(d: int, ratio: float, repeats: int) -> dict[str, float]:
     return {"values": d, **row, "speedup": best["exact"] / best["sampled"], "kept": kept}
 
 
+COLUMNS = {
+    "values": "{values:,}",
+    "sampled, ns/value": "{sampled_ns:.2f}",
+    "exact, ns/value": "{exact_ns:.2f}",
+    "exact / sampled": "{speedup:.1f}",
+    "torch.topk": "{torch_ns:.2f}",
+    "kept": "{kept:.3f}",
+    "decode": "{decode_ns:.3f}",
+}
+
+
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = by_size.parser(__doc__)
     parser.add_argument("--ratio", type=float, default=0.001, help="share of the values sent (%(default)g)")
-    parser.add_argument("--largest", type=int, default=24, metavar="E", help="sizes up to 2^E (%(default)s)")
-    parser.add_argument("--repeats", type=int, default=9, help="the least of these counts (%(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers here too")
     args = parser.parse_args()
-    torch.set_num_threads(1)
-
-    about = f"torch {torch.__version__}, one thread, {kernels.status()}, {platform.processor() or 'CPU'}"
-    print(f"top {100 * args.ratio:g} % of a Gaussian vector; {about}")
-    print("| values | sampled, ns/value | exact, ns/value | exact / sampled | torch.topk | kept | decode |")
-    print("|---:|---:|---:|---:|---:|---:|---:|")
-    rows = []
-    for exponent in range(16, args.largest + 1, 2):
-        row = measure(2**exponent, args.ratio, args.repeats)
-        rows.append(row)
-        print(
-            f"| {row['values']:,} | {row['sampled_ns']:.2f} | {row['exact_ns']:.2f} | {row['speedup']:.1f} "
-            f"| {row['torch_ns']:.2f} | {row['kept']:.3f} | {row['decode_ns']:.3f} |",
-            flush=True,
-        )
-    if args.json is not None:
-        args.json.write_text(json.dumps({"about": about, "ratio": args.ratio, "rows": rows}, indent=1))
+    by_size.run(
+        args,
+        f"top {100 * args.ratio:g} % of a Gaussian vector",
+        COLUMNS,
+        lambda d: measure(d, args.ratio, args.repeats),
+        {"ratio": args.ratio},
+    )
 
 
 if __name__ == "__main__":

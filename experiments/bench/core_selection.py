@@ -10,25 +10,14 @@ in the number of parameters. Copying as many float32 stands beside them.
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
-import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
-from compressors import kernels
+from experiments.bench import by_size
+from experiments.bench.by_size import cpu_seconds
 from gossip.algorithms.slim import most_significant
 from gossip.algorithms.slim_exchange import explorer
-
-
-def cpu_seconds(work: Callable[[], object]) -> float:
-    """CPU time of one call."""
-    start = time.process_time()
-    work()
-    return time.process_time() - start
 
 
 def measure(d: int, alpha: float, beta: float, repeats: int) -> dict[str, float]:
@@ -48,33 +37,27 @@ def measure(d: int, alpha: float, beta: float, repeats: int) -> dict[str, float]
     return {"values": d, **{f"{name}_ns": 1e9 * seconds / d for name, seconds in best.items()}}
 
 
+COLUMNS = {
+    "values": "{values:,}",
+    "core, ns/value": "{core_ns:.2f}",
+    "explorer, ns/value": "{explorer_ns:.2f}",
+    "copy, ns/value": "{copy_ns:.2f}",
+}
+
+
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = by_size.parser(__doc__)
     parser.add_argument("--alpha", type=float, default=0.3, help="share exchanged (%(default)g)")
     parser.add_argument("--beta", type=float, default=0.15, help="share in the core (%(default)g)")
-    parser.add_argument("--largest", type=int, default=24, metavar="E", help="sizes up to 2^E (%(default)s)")
-    parser.add_argument("--repeats", type=int, default=9, help="the least of these counts (%(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers here too")
     args = parser.parse_args()
-    torch.set_num_threads(1)
-    about = f"torch {torch.__version__}, one thread, {kernels.status()}, {platform.processor() or 'CPU'}"
-    print(f"alpha {args.alpha:g}, beta {args.beta:g}, Gaussian vectors; {about}")
-    print("| values | core, ns/value | explorer, ns/value | copy, ns/value |")
-    print("|---:|---:|---:|---:|")
-    rows = []
-    for exponent in range(16, args.largest + 1, 2):
-        row = measure(2**exponent, args.alpha, args.beta, args.repeats)
-        rows.append(row)
-        print(
-            f"| {row['values']:,} | {row['core_ns']:.2f} | {row['explorer_ns']:.2f} | {row['copy_ns']:.2f} |",
-            flush=True,
-        )
-    if args.json is not None:
-        facts = {"about": about, "alpha": args.alpha, "beta": args.beta, "rows": rows}
-        args.json.write_text(json.dumps(facts, indent=1))
+    by_size.run(
+        args,
+        f"alpha {args.alpha:g}, beta {args.beta:g}, Gaussian vectors",
+        COLUMNS,
+        lambda d: measure(d, args.alpha, args.beta, args.repeats),
+        {"alpha": args.alpha, "beta": args.beta},
+    )
 
 
 if __name__ == "__main__":

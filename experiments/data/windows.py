@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gossip.errors import UsageError
+from gossip.flat import even_parts
 from gossip.shard import Cursor
 
 NO_TARGET = -100
@@ -25,9 +26,9 @@ def columns(tokens: Tensor, count: int) -> tuple[Tensor, Tensor]:
     pairs = len(tokens) - 1
     x = torch.zeros(-(-pairs // count), count, dtype=torch.int64)
     y = torch.full_like(x, NO_TARGET)
-    for k, (start, end) in enumerate(pairwise(i * pairs // count for i in range(count + 1))):
-        x[: end - start, k] = tokens[start:end]
-        y[: end - start, k] = tokens[start + 1 : end + 1]
+    for k, at in enumerate(even_parts(pairs, count)):
+        length = at.stop - at.start
+        x[:length, k], y[:length, k] = tokens[at], tokens[1:][at]
     return x, y
 
 

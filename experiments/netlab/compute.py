@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from experiments import models
+from experiments.data.augment import normalize
 from experiments.data.synthetic import Synthetic
 
 FORWARD = 1 / 3
@@ -106,8 +107,7 @@ def _batches(batch_size: int, rank: int) -> Callable[[], tuple[Tensor, Tensor]]:
 
     def draw() -> tuple[Tensor, Tensor]:
         index = torch.randint(len(data.train_y), (batch_size,), generator=generator)
-        x = (data.train_x[index].float() / 255 - data.mean.view(3, 1, 1)) / data.std.view(3, 1, 1)
-        return x, data.train_y[index]
+        return normalize(data.train_x[index], data.mean, data.std), data.train_y[index]
 
     return draw
 

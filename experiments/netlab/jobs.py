@@ -6,13 +6,13 @@ python -m experiments.netlab.jobs JOB.json        under mpirun, on the hosts of 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from experiments import files
 from experiments.netlab.compute import Compute
 
 
@@ -58,9 +58,7 @@ class Job:
     def reply(self, rank: int, value: Any) -> None:
         """Write the answer so far (rank 0 only); whoever reads it finds a whole one."""
         if rank == 0:
-            scratch = self.answer.with_suffix(".tmp")
-            scratch.write_text(json.dumps(value))
-            os.replace(scratch, self.answer)
+            files.replace(self.answer, lambda path: path.write_text(json.dumps(value)))
 
 
 def tasks() -> dict[str, Callable[[Job], None]]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from experiments import files
 from experiments.netlab.network import default_congestion
 from gossip.errors import UsageError
 
@@ -48,9 +49,8 @@ class Results:
     def save(self) -> None:
         """Write the file; whoever reads it meanwhile sees the old one whole."""
         facts = {name: value for name, value in asdict(self).items() if name != "path"}
-        scratch = self.path.with_suffix(".tmp")
-        scratch.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        os.replace(scratch, self.path)
+        text = json.dumps(facts, indent=1, ensure_ascii=False) + "\n"
+        files.replace(self.path, lambda path: path.write_text(text, encoding="utf-8"))
 
     @classmethod
     def load(cls, folder: Path) -> Results:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from experiments import toml
 from gossip.errors import UsageError
-from gossip.spec import nearest
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from gossip.suggest import nearest
 
 HERE = Path(__file__).parent
 MODELS = tuple(sorted(path.stem for path in HERE.glob("*.toml")))
@@ -46,7 +41,7 @@ def load(model: str, compute: float) -> tuple[Layer, ...]:
         near = nearest(model, MODELS)
         hint = f"; did you mean {near!r}?" if near else ""
         raise UsageError(f"model {model!r}: there is no such model{hint}\nThere is: {', '.join(MODELS)}")
-    rows = tomllib.loads((HERE / f"{model}.toml").read_text())
+    rows = toml.read(HERE / f"{model}.toml")
     work = sum(macs for _, macs in rows.values())
     return tuple(
         Layer(name, values, compute * macs / work / 3, compute * macs / work * 2 / 3)
@@ -56,7 +51,7 @@ def load(model: str, compute: float) -> tuple[Layer, ...]:
 
 def multiply_adds(model: str) -> int:
     """Of one image's forward pass."""
-    rows = tomllib.loads((HERE / f"{model}.toml").read_text())
+    rows = toml.read(HERE / f"{model}.toml")
     return sum(macs for _, macs in rows.values())
 
 

@@ -25,6 +25,7 @@ from typing import Literal
 
 from experiments.p3_simulation.layers import Layer
 from gossip.algorithms.p3 import P3
+from gossip.flat import even_parts
 
 BYTES = 4
 """Per value."""
@@ -116,11 +117,9 @@ def cut(layers: Sequence[Layer], method: P3, nodes: int) -> list[Slice]:
     pieces, slices = method.pieces(nodes), list[Slice]()
     for layer in reversed(range(len(layers))):
         size = layers[layer].values
-        count = pieces(size)
-        for i in range(count):
+        for at in even_parts(size, pieces(size)):
             number = len(slices)
-            values = size * (i + 1) // count - size * i // count
-            slices.append(Slice(number, layer, values, number % nodes))
+            slices.append(Slice(number, layer, at.stop - at.start, number % nodes))
     return slices
 
 

@@ -24,7 +24,6 @@ class AllReduce(GradientMethod):
 
     allows_schedule: ClassVar[bool] = True
     sends_exact: ClassVar[bool] = True
-    takes_means: ClassVar[bool] = True
     sends_messages: ClassVar[bool] = False
 
     def step(self, x: Tensor, state: State, node: Node) -> Steps:

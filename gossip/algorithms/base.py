@@ -87,8 +87,6 @@ class Algorithm(ABC):
     """What the messages are where the compressor is not used."""
     default_compressor: ClassVar[str] = "identity"
     """The compressor of `join` where the user names none."""
-    takes_means: ClassVar[bool] = False
-    """Calls `node.mean()`, for which every bucket needs a communicator of its own."""
     sends_messages: ClassVar[bool] = True
     """Calls `node.send()`: there is something to arrange in an order."""
     slots: ClassVar[int] = SLOTS
@@ -121,7 +119,10 @@ class Algorithm(ABC):
         return tuple(Expect(j, exact=self.sends_exact) for j in node.in_neighbors)
 
     def means(self, node: Node) -> tuple[int, ...]:
-        """The lengths of the vectors that this round averages exactly, by `node.mean`."""
+        """The lengths of the vectors that this round averages exactly, by `node.mean`; equal on all ranks.
+
+        A bucket that averages in its rounds has a communicator of its own.
+        """
         return ()
 
     def recurring(self) -> range:

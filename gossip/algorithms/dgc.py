@@ -59,7 +59,6 @@ class DGC(GradientMethod):
     allows_schedule: ClassVar[bool] = True
     sends_exact: ClassVar[bool] = True
     messages: ClassVar[str] = "sparse, in a format of its own"
-    takes_means: ClassVar[bool] = True
 
     ratio: float = option(0.001, "share of each weight tensor that is sent per step, in (0, 1]")
     warmup_steps: int = option(2000, "steps in which the share falls from 25 % to ratio; paper: 4 epochs")

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from gossip.effects import Effect, Expect, Message, Node
+from gossip.flat import even_parts
 
 if TYPE_CHECKING:
     from compressors import Compressor
@@ -52,11 +53,6 @@ def parts(segments: Sequence[Segment], n: int, codec: Compressor) -> list[Part]:
         part = codec.for_segments([size for size in inside if size > 0])
         cut.append(Part(at, at.stop - at.start, part))
     return cut
-
-
-def even_parts(d: int, n: int) -> list[slice]:
-    """0 … d−1 cut into n slices, in order; their lengths differ by one at most and may be 0."""
-    return [slice(d * k // n, d * (k + 1) // n) for k in range(n)]
 
 
 def scatters(gather: Gather, segments: Sequence[Segment], n: int, codec: Compressor) -> bool:

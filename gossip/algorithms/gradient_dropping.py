@@ -47,7 +47,6 @@ class GradientDropping(GradientMethod):
     allows_schedule: ClassVar[bool] = True
     sends_exact: ClassVar[bool] = True
     messages: ClassVar[str] = "sparse, in a format of its own"
-    takes_means: ClassVar[bool] = True
 
     ratio: float = option(0.001, "share of each weight tensor that is sent per step, in (0, 1]")
     threshold: Literal["sampled", "exact"] = option("sampled", "find the largest values from 1 %, or exactly")

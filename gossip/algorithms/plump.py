@@ -25,8 +25,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from gossip.algorithms.base import ParameterMethod, State, Steps, register
-from gossip.algorithms.exchange import even_parts, others, total
+from gossip.algorithms.exchange import others, total
 from gossip.effects import Expect, Node
+from gossip.flat import even_parts
 
 PUSH, PULL = 0, 1  # slots
 

@@ -57,7 +57,6 @@ class PowerSGD(GradientMethod):
     paper: ClassVar[str] = "Vogels et al. 2019, arXiv 1905.13727"
     allows_schedule: ClassVar[bool] = True
     sends_exact: ClassVar[bool] = True
-    takes_means: ClassVar[bool] = True
     sends_messages: ClassVar[bool] = False
 
     rank: int = option(2, "columns of P and Q")

@@ -50,10 +50,9 @@ from compressors.sparse import largest
 from compressors.topk import kept
 from gossip.algorithms import theory
 from gossip.algorithms.base import ParameterMethod, State, Steps, option, register
-from gossip.algorithms.exchange import even_parts
 from gossip.algorithms.slim_exchange import Round, Shard, expects, sent
 from gossip.effects import Expect, Node
-from gossip.flat import Segment
+from gossip.flat import Segment, even_parts
 from topologies import Schedule, Topology
 
 

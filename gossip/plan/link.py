@@ -7,7 +7,6 @@ two times `Link.measure` finds the rate that messages get and the time they take
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import time
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ import torch
 
 from gossip import transport, units
 from gossip.errors import GossipError, UsageError
+from gossip.flat import even_parts
 from gossip.plan.cost import Exchange, Link
 from gossip.transport.base import Pending, Receipt, Transport
 
@@ -40,7 +40,7 @@ def time_exchange(
     takes up what ranks leave a barrier apart. Receives are posted an exchange ahead. Each payload goes in
     `pieces` messages.
     """
-    lengths = [b - a for a, b in itertools.pairwise(size * k // pieces for k in range(pieces + 1))]
+    lengths = [at.stop - at.start for at in even_parts(size, pieces)]
     tag = world.reserve_tags(2 * pieces)
     parts = torch.zeros(size, dtype=torch.uint8).split(lengths)
 

@@ -21,8 +21,9 @@ from gossip.errors import UsageError
 from gossip.flat import FlatModel
 from gossip.plan import cost, trips
 from gossip.plan.cost import Link, Step
-from gossip.session import bucket_bytes
+from gossip.session import bucket_bytes, check_graph
 from gossip.spec import make_algorithm, make_codec, make_topology
+from gossip.transport.base import mean_bytes
 from topologies import Schedule, Topology
 
 ALGORITHMS = ("allreduce", "qsgd", "signsgd", "powersgd", "dgc", "dpsgd", "dcd", "ecd", "choco")
@@ -121,7 +122,7 @@ class Candidate:
     def plan(self, link: Link, compute: float = 0.0, overlap: bool = True) -> Plan:
         """Everything that is to be said about it on this network."""
         sent = statistics.fmean(sum(one.sent for one in each) for each in self.rounds)
-        on_graph = self.method.kind == "parameter"
+        on_graph = self.method.uses_graph
         return Plan(
             algorithm=str(self.method),
             compressor=None if self.method.sends_exact else str(self.codec),
@@ -148,8 +149,9 @@ def rank(
 
     Times within 2 % count as the same; then the graph that mixes faster comes first.
 
-    Gradient methods use no graph, and their own codec. Without `topologies`, those of TOPOLOGIES that exist
-    on so many nodes are tried. A graph that does not fit a method is left out.
+    A method that uses no graph is tried without one; gradient methods with their own codec. Without
+    `topologies`, those of TOPOLOGIES that exist on so many nodes are tried. A graph that does not fit a
+    method is left out.
 
     Raises:
         UsageError: no such method, graph or codec; or nothing is left.
@@ -205,12 +207,9 @@ def _combinations(
     graphs: Sequence[Topology | Schedule], algorithms: Sequence[str], compressors: Sequence[str]
 ) -> Iterator[tuple[Algorithm, Topology | Schedule, Compressor]]:
     for method in map(make_algorithm, algorithms):
-        own = make_codec(method.default_compressor)
-        if method.kind == "gradient":
-            yield method, graphs[0], own
-            continue
-        codecs = [own] if method.sends_exact else [make_codec(spec) for spec in compressors]
-        fitting = [graph for graph in graphs if _fits(method, graph)]
+        own_codec = method.sends_exact or method.kind == "gradient"
+        codecs = [make_codec(spec) for spec in ([method.default_compressor] if own_codec else compressors)]
+        fitting = [graph for graph in graphs if _fits(method, graph)] if method.uses_graph else graphs[:1]
         yield from itertools.product([method], fitting, codecs)
 
 
@@ -226,9 +225,11 @@ def _all_graphs(nodes: int) -> list[Topology | Schedule]:
 
 
 def _fits(method: Algorithm, graph: Topology | Schedule) -> bool:
-    if method.needs_symmetric:
-        return graph.is_static and graph.is_symmetric and graph.is_doubly_stochastic
-    return graph.is_static or method.allows_schedule
+    try:
+        check_graph(method, graph)
+    except UsageError:
+        return False
+    return True
 
 
 def _density(method: Algorithm, nodes: int, values: int, sent: float, at_first: float) -> Iterator[str]:
@@ -236,7 +237,7 @@ def _density(method: Algorithm, nodes: int, values: int, sent: float, at_first: 
     if not isinstance(method, DGC | GradientDropping):
         return
     share = min(1.0, nodes * method.ratio)
-    dense = 2 * (nodes - 1) / nodes * 4 * values
+    dense = mean_bytes(values, nodes)
     yield (
         f"{method.name}: every node gets all {nodes - 1} messages. At worst they have no place in common, "
         f"and the mean holds {100 * share:.3g} % of the values. A step sends {100 * sent / dense:.3g} % of "

@@ -15,9 +15,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from compressors import Compressor
+from compressors.keyed import Keyed
 from gossip import traffic
 from gossip.algorithms import Algorithm
 from gossip.flat import Segment
+from gossip.transport.base import mean_bytes
 from topologies import Schedule, Topology
 
 Segments = tuple[Segment, ...]
@@ -81,7 +83,8 @@ def of_round(
         for e in method.expects(node):
             reader, length = node.reads(e)
             size = 4 * length if reader is None else reader.max_bytes(length)
-            codecs += [] if reader is None else [reader]
+            if reader is not None:  # keys go beside the values, and take no coding
+                codecs.append(reader.values if isinstance(reader, Keyed) else reader)
             received[e.slot][node.rank] += size
             sent[e.slot][e.frm] += size
             largest[e.slot] = max(largest[e.slot], size)
@@ -98,7 +101,7 @@ def of_round(
     heard = values / len(nodes) / d  # messages of the bucket's length, per node
     return Round(
         chains=tuple(filter(None, (trips, chain))),
-        sent=max(by_node) + sum(2 * (graph.size - 1) / graph.size * 4 * length for length in means),
+        sent=max(by_node) + sum(mean_bytes(length, graph.size) for length in means),
         codec=codecs[0] if codecs else None,
         decodes=heard + 1 if codecs else 0.0,
     )

@@ -222,6 +222,12 @@ def test_graphs_that_do_not_exist_are_left_out(nodes: int) -> None:
     assert {"ring", "complete"} <= names and ("hypercube" in names) == (nodes == 64)
 
 
+@pytest.mark.parametrize("spec", ["plump", "slim", "p3", "local", "allreduce"])
+def test_a_method_without_a_graph_is_planned_without_one(spec: str) -> None:
+    (plan,) = ranking.rank(model(), 4, LINKS[0], algorithms=[spec], compressors=["fp16"])
+    assert plan.topology is None and plan.spectral_gap == 1
+
+
 def test_sparse_methods_say_how_dense_the_sum_can_get() -> None:
     (plan,) = ranking.rank(nn.Linear(1000, 100, bias=False), 64, LINKS[0], algorithms=["dgc:ratio=0.001"])
     assert "6.4 % of the values" in plan.notes[0]
