@@ -261,7 +261,7 @@ class Engine:
         if self.averages_gradients:
             if not self._reduced:
                 self._reduce()  # no backward in this step: a zero gradient
-        elif self.local_steps + 1 == self.every:
+        elif self.overlap and self.local_steps + 1 == self.every:
             self._await(Update)
 
     def on_step_end(self) -> None:
