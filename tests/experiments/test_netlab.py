@@ -333,6 +333,13 @@ def test_what_cannot_be_swept(words: list[str], says: str, tmp_path: Path) -> No
         command.main(["sweep", "--out", str(tmp_path), *words])
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks Linux")
+def test_what_cannot_be_benchmarked(tmp_path: Path) -> None:
+    for words, says in ((["--congestion", "none-such"], "hosts may use"), (["--settings", "x"], "there is")):
+        with pytest.raises(UsageError, match=says):
+            command.main(["goodput", "--out", str(tmp_path), *words])
+
+
 def test_without_root_or_tools_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(UsageError, match="sudo"):
