@@ -375,7 +375,7 @@ class Engine:
                 self._reduce()  # no backward in this step: a zero gradient
             if self._lazy is not None:
                 self._park(self._lazy)
-        elif self.local_steps + 1 == self.every:
+        elif self.overlap and self.local_steps + 1 == self.every:
             self._await(Update)
 
     @_locked

@@ -146,6 +146,7 @@ def _parser() -> argparse.ArgumentParser:
         add("--hosts", type=int, metavar="N", help=f"({FULL.hosts}; {QUICK.hosts} with --quick)")
         if name != "sweep":
             add("--settings", nargs="+", metavar="NAME", help=f"of MPI: {', '.join(goodput.SETTINGS)}")
+            add("--congestion", nargs="+", metavar="NAME", help="TCP's congestion controls (the machine's)")
             add("--goodput-latency", default="0.13ms", metavar="TIME", help="(%(default)s)")
         if name != "goodput":
             _add_sweep_arguments(command)
@@ -222,7 +223,7 @@ def _goodput(args: argparse.Namespace) -> Goodput | None:
     return Goodput(
         hosts=_hosts(args) if args.command == "goodput" and args.hosts else goodput.HOSTS,
         settings=tuple(args.settings or _defaults(args).settings),
-        congestions=congestions(args.quick),
+        congestions=congestions(args.congestion, args.quick),
         latency=units.duration(args.goodput_latency),
         rates=_defaults(args).rates,
     )

@@ -10,6 +10,7 @@ from experiments.netlab import goodput
 from experiments.netlab.network import Network, allowed_congestion, default_congestion
 from experiments.netlab.results import Results
 from experiments.netlab.running import PATIENCE, run_job, say, start_seconds
+from gossip.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Goodput:
 
     Attributes:
         settings: names, of goodput.SETTINGS.
-        congestions: TCP's congestion controls, the machine's own first.
+        congestions: TCP's congestion controls.
         latency: seconds one way.
         rates: bit/s.
     """
@@ -40,10 +41,10 @@ class Goodput:
         return start_seconds(self.hosts) + 1.7 * ideal
 
     def _jobs(self) -> Iterator[tuple[str, str]]:
-        """Congestion control and setting: all with the machine's own, the most telling with the others."""
-        own, *others = self.congestions
-        yield from ((own, setting) for setting in self.settings)
-        yield from itertools.product(others, [s for s in self.settings if s in goodput.QUICK])
+        """Congestion control and setting: all with the first, the most telling with the others."""
+        first, *others = self.congestions
+        yield from ((first, setting) for setting in self.settings)
+        yield from itertools.product(others, [s for s in self.settings if s in goodput.TELLING])
 
     def run(self, results: Results) -> None:
         """Measure; what fails is noted, and the rest goes on."""
@@ -70,9 +71,17 @@ def _brief(rows: Sequence[goodput.Row], setting: str) -> Iterator[str]:
             yield f"{row['goodput']:.0%} of {row['rate'] / 1e6:g} Mbit/s"
 
 
-def congestions(quick: bool) -> tuple[str, ...]:
-    """The machine's own congestion control, and in the full benchmark reno, if hosts may use it."""
-    own = default_congestion()
-    if quick:
-        return (own,)
-    return (own, *(name for name in allowed_congestion() if name in ("reno", "cubic", "bbr") and name != own))
+def congestions(named: Sequence[str] | None, quick: bool) -> tuple[str, ...]:
+    """Those named; else the machine's own, and in the full benchmark all others that hosts may use.
+
+    Raises:
+        UsageError: one is named that hosts may not use here.
+    """
+    own, allowed = default_congestion(), allowed_congestion()
+    for name in named or ():
+        if name not in allowed:
+            raise UsageError(
+                f"--congestion {name}: hosts may use {', '.join(allowed)} here; others after sysctl -w "
+                f"net.ipv4.tcp_allowed_congestion_control='{' '.join(allowed)} {name}', if the kernel has it."
+            )
+    return tuple(named or (own, *(name for name in allowed if name != own and not quick)))

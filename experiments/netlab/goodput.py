@@ -54,24 +54,27 @@ OWN = {
     "btl_tcp_max_send_size": "131072",
 }
 NO_PUT = {"btl_tcp_flags": "send,inplace,need-ack,need-csum,hetero-rdma"}
+BUFFERS = {"btl_tcp_sndbuf": str(4 << 20), "btl_tcp_rcvbuf": str(4 << 20)}
 MIB = str(1 << 20)
 
 SETTINGS: Mapping[str, Mapping[str, str]] = {
     "the framework's": {},
     "the framework's, no PUT": NO_PUT,
+    "the framework's, no PUT, socket buffers of 4 MiB": {**NO_PUT, **BUFFERS},
     "Open MPI's own": OWN,
     "fragments, no PUT": {**OWN, **NO_PUT},
     "fragments of 1 MiB, no PUT": {**OWN, **NO_PUT, "btl_tcp_max_send_size": MIB},
     "fragments, no PUT, 16 in flight": {**OWN, **NO_PUT, "pml_ob1_send_pipeline_depth": "16"},
     "1 MiB before the PUT": {**OWN, "btl_tcp_rdma_pipeline_send_length": MIB},
     "two links": {**OWN, "btl_tcp_links": "2"},
-    "socket buffers of 4 MiB": {**OWN, "btl_tcp_sndbuf": str(4 << 20), "btl_tcp_rcvbuf": str(4 << 20)},
+    "socket buffers of 4 MiB": {**OWN, **BUFFERS},
     "progress thread": {**OWN, "btl_tcp_progress_thread": "1"},
     "libfabric over TCP": {"pml": "cm", "mtl": "ofi", "mtl_ofi_provider_include": "tcp"},
 }
 """Name -> MCA parameters; they override the framework's. One job each."""
 
 QUICK = ("the framework's", "Open MPI's own")
+TELLING = (*QUICK, "the framework's, no PUT", "the framework's, no PUT, socket buffers of 4 MiB")
 PLAIN = "plain sockets"
 
 Row = dict[str, Any]

@@ -17,10 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 import gossip
 from experiments.netlab.compute import Workload
 from experiments.netlab.jobs import Job
-from experiments.netlab.methods import LOCAL, METHODS, Method, with_graph
+from experiments.netlab.methods import LOCAL, METHODS, Method
 from experiments.netlab.network import DEVICE, address
-from gossip.plan import link, ranking
-from gossip.spec import make_topology
+from gossip.plan import link
 from gossip.transport.base import Transport
 
 WARMUP = 2
@@ -39,7 +38,8 @@ def task(job: Job) -> None:
     world = gossip.world()
     answer: dict[str, Any] = {"cells": []}
     if job.options.get("calibrate"):
-        answer["calibration"] = _calibrate(world, job)
+        small, large = link.measure(world)
+        answer["calibration"] = {"small": vars(small), "large": vars(large)}
     for method in (LOCAL, *(METHODS[key] for key in job.methods)):
         for overlap in (True, False) if method is not LOCAL and method.algorithm else (True,):
             cell = _measure(world, job, method, overlap)
@@ -149,23 +149,3 @@ def _wire_bytes() -> int:
             if name.strip() == DEVICE:
                 return int(counters.split()[8])
     return 0
-
-
-def _calibrate(world: Transport, job: Job) -> dict[str, Any]:
-    """A small and a large exchange, and what each method's codec takes on one rank while the others rest."""
-    small, large = link.measure(world)
-    codecs: dict[str, tuple[float, float]] = {}
-    if world.rank == 0:
-        model = job.compute.workload(0).model
-        for key in job.methods:
-            if METHODS[key].algorithm:
-                codecs[key] = _codec_seconds(METHODS[key], model, world.size)
-    world.barrier()
-    return {"small": vars(small), "large": vars(large), "codec_seconds": codecs}
-
-
-def _codec_seconds(method: Method, model: nn.Module, hosts: int) -> tuple[float, float]:
-    """To encode, and to decode, one message of the method about the model; 0 where it has no codec."""
-    candidate = ranking.Candidate.of(model, *with_graph(method, make_topology("ring", hosts)))
-    ((one,),) = candidate.rounds
-    return ranking.timed(one.codec, sum(candidate.sizes)) if one.codec else (0.0, 0.0)

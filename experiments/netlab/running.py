@@ -44,14 +44,14 @@ def run_job(
 
     Returns the job's answer, as far as it came; None if there is none.
     """
-    answer = None
+    answer, settings = None, dict(settings or {})
     try:
         with Lab(hosts, network) as lab:
             task = Job(answer=lab.folder / "answer.json", **job)
             file, log = lab.folder / "job.json", results.folder / "log.txt"
             task.write(file)
             with log.open("a", encoding="utf-8") as text:
-                text.write(f"\n--- {task.task}, {network} {task.options} {dict(settings or {})}\n")
+                text.write(f"\n--- {task.task}, {network} {task.options} {settings}\n")
             try:
                 lab.mpirun(
                     [sys.executable, "-m", "experiments.netlab.jobs", str(file)], timeout, settings, log
@@ -60,7 +60,7 @@ def run_job(
                 if task.answer.exists():
                     answer = json.loads(task.answer.read_text())
     except GossipError as error:
-        what = f"{job['task']}, {network}{f', {dict(settings)}' if settings else ''}"
+        what = f"{job['task']}, {network}{f', {settings}' if settings else ''}"
         results.failed.append(f"{what}: {str(error).splitlines()[0]}")
         results.save()
         say(f"FAILED: {what}: {error}")

@@ -92,7 +92,7 @@ class Sweep:
         for method, candidate in self.candidates:
             join = levels * 8 * 4 * sum(candidate.sizes) / rate + 20 * network.latency
             for overlap in (True, False) if method.algorithm else (True,):
-                step = candidate.step(link, self.step_seconds(), overlap, lambda *_: (0.0, 0.0))
+                step = candidate.step(link, self.step_seconds(), overlap, own=0.0)
                 steps = max(LEAST_STEPS, min(MOST_STEPS, int(self.seconds / step.total)))
                 total += join + (WARMUP + steps) * step.total
                 if method.gossips and overlap:

@@ -2,34 +2,43 @@
 
 One trip (trips.py) in which the busiest node sends b bytes, its largest message being m bytes long, takes
 
-    h(m) (L + o) + 8 b / (g R)        h(m) = 1 up to the eager limit, 3 above: request, consent, data
+    h(m) (L + o) + max(8 b / (g R), 2 r L)
 
-on a link of R bit/s and L seconds one way. Chains that run side by side share R. Two constants stand for the
+on a link of R bit/s and L seconds one way. h(m) = 1 up to the eager limit, and 3 above: request, consent,
+data. r is the share of a round trip over which TCP spreads a burst that is longer than its first window: ln 2
+/ 2 with bbr, which then measures a rate of one message per round trip and paces at 2 / ln 2 of it; 0 with
+others, as long as they are not idle. Chains that run side by side share R. Two constants stand for the
 software: the goodput g, the share of R that messages get, and the overhead o per one-way message; `Link.fit`
 finds them from two timed exchanges, one small and one large.
 
-A step computes for c seconds, encodes and decodes, and exchanges:
+A step computes for c seconds, does the method's own computing (encode, decode), and exchanges:
 
-    without overlap      c + codec + exchange
-    hidden methods       codec + max(c, exchange)          D-PSGD, DCD, ECD, CHOCO, naive
+    without overlap      c + own + exchange
+    hidden methods       own + max(c, exchange)            D-PSGD, DCD, ECD, CHOCO, naive
     gradient methods     bucket by bucket while backward produces the others, in the order of its arrival
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from compressors import Compressor
 from gossip.algorithms import CHOCO, DCD, DPSGD, ECD, Algorithm, Naive
 from gossip.errors import UsageError
 from gossip.mpirun import EAGER_BYTES
-from gossip.plan.trips import Round
+from gossip.plan.trips import Round, Trip
 
 FORWARD = 1 / 3
 """Share of forward + backward after which the first gradients come."""
+
+RAMP = {"bbr": math.log(2) / 2}
+"""r, by TCP's congestion control."""
+
+FIRST_WINDOW = 10 * 1448
+"""Bytes that TCP sends at once on a connection of which it knows nothing."""
 
 ASSUMED_GOODPUT, ASSUMED_OVERHEAD = 0.9, 0.5e-3
 """Assumptions, not measurements, for networks of which nothing is known but rate and latency."""
@@ -54,6 +63,7 @@ class Link:
         goodput: g, the share of R that messages get.
         overhead: o, seconds that software adds to each one-way message.
         eager: bytes of the longest message that is sent without asking, as this framework sets it.
+        ramp: r, see above.
         measured: whether g and o were fitted.
     """
 
@@ -62,6 +72,7 @@ class Link:
     goodput: float = ASSUMED_GOODPUT
     overhead: float = ASSUMED_OVERHEAD
     eager: int = EAGER_BYTES
+    ramp: float = 0.0
     measured: bool = False
 
     def one_way(self, size: float) -> int:
@@ -70,10 +81,17 @@ class Link:
 
     def seconds(self, one: Round) -> float:
         """How long the trips of a round take."""
-        busiest = sum(trip.busiest for chain in one.chains for trip in chain)
-        waits = (sum(self.one_way(trip.largest) for trip in chain) for chain in one.chains)
-        wait = max(waits, default=0) * (self.latency + self.overhead)
-        return wait + 8 * busiest / (self.goodput * self.bandwidth)
+        busy = sum(self._busy(trip) for chain in one.chains for trip in chain)
+        return busy + max((sum(map(self._idle, chain)) for chain in one.chains), default=0.0)
+
+    def _busy(self, trip: Trip) -> float:
+        return 8 * trip.busiest / (self.goodput * self.bandwidth)
+
+    def _idle(self, trip: Trip) -> float:
+        """What a trip takes besides, while other chains may use the link."""
+        spread = 2 * self.ramp * self.latency if trip.largest > FIRST_WINDOW else 0.0
+        waits = self.one_way(trip.largest) * (self.latency + self.overhead)
+        return waits + max(0.0, spread - self._busy(trip))
 
     def at(self, bandwidth: float, latency: float) -> Link:
         """The same software on another network."""
@@ -110,18 +128,14 @@ def _solve(link: Link, small: Exchange, large: Exchange, latency: float) -> tupl
     return float(overhead), float(per_byte)
 
 
-CodecSeconds = Callable[[Compressor, int], tuple[float, float]]
-"""Seconds in which a codec encodes, and decodes, a message about so many values."""
-
-
 @dataclass(frozen=True)
 class Step:
-    """The predicted time of one optimizer step, in seconds, and where it goes."""
+    """The predicted time of one optimizer step, in seconds, and where it goes; `own` is the method's."""
 
     total: float
     exchange: float
     exposed: float
-    codec: float
+    own: float
 
 
 def hides(method: Algorithm) -> bool:
@@ -137,7 +151,7 @@ def step(
     sizes: Sequence[int],
     link: Link,
     compute: float,
-    codec_seconds: CodecSeconds,
+    own: float,
     overlap: bool = True,
 ) -> Step:
     """The time of an optimizer step in a long run.
@@ -146,13 +160,8 @@ def step(
         buckets: one round per bucket, in the order in which backward fills them.
         sizes: the values of each.
         compute: c, seconds of a step without exchange.
-        codec_seconds: how long a codec takes.
+        own: seconds that the method itself computes in a round: encode, decode.
     """
-    codecs = 0.0
-    for one, size in zip(buckets, sizes, strict=True):
-        if one.codec is not None:
-            encode, decode = codec_seconds(one.codec, size)
-            codecs += encode + one.decodes * decode
     network = [link.seconds(one) for one in buckets]
     exchange = sum(network)
     if not overlap:
@@ -166,4 +175,4 @@ def step(
             free = max(free, ready) + seconds
         exposed = max(0.0, free - compute)
     every = getattr(method, "every", 1)
-    return Step(compute + (codecs + exposed) / every, exchange / every, exposed / every, codecs / every)
+    return Step(compute + (own + exposed) / every, exchange / every, exposed / every, own / every)

@@ -33,8 +33,8 @@ COMPRESSORS = ("fp16", "qsgd:bits=8", "qsgd:bits=4", "sign", "topk:ratio=0.01")
 ALIKE = 1.02
 """Times whose ratio is smaller may count as the same."""
 
-TIMED_VALUES = 1 << 18
-"""Codecs are timed on vectors of at most this length; longer ones take in proportion."""
+TIMED_VALUES = 1 << 20
+"""Codecs are timed on messages of at most so many values; longer ones take in proportion."""
 
 
 @dataclass(frozen=True)
@@ -105,19 +105,22 @@ class Candidate:
             at_first=sum(one.sent for one in rounds(1)),
         )
 
-    def step(
-        self,
-        link: Link,
-        compute: float = 0.0,
-        overlap: bool = True,
-        codec_seconds: cost.CodecSeconds | None = None,
-    ) -> Step:
-        """The mean step in a long run; `codec_seconds` is by default measured, on this machine's CPU."""
-        measured = codec_seconds or timed
+    def step(self, link: Link, compute: float = 0.0, overlap: bool = True, own: float | None = None) -> Step:
+        """The mean step in a long run; `own` is by default what the codec takes on this machine's CPU."""
+        if own is None:
+            own = statistics.fmean(map(self._codec_seconds, self.rounds))
         steps = [
-            cost.step(self.method, each, self.sizes, link, compute, measured, overlap) for each in self.rounds
+            cost.step(self.method, each, self.sizes, link, compute, own, overlap) for each in self.rounds
         ]
         return Step(*(statistics.fmean(getattr(s, part.name) for s in steps) for part in fields(Step)))
+
+    def _codec_seconds(self, buckets: Sequence[trips.Round]) -> float:
+        seconds = 0.0
+        for one in buckets:
+            if one.codec is not None:
+                encode, decode = timed(one.codec, one.values)
+                seconds += one.encodes * encode + one.decodes * decode
+        return seconds
 
     def plan(self, link: Link, compute: float = 0.0, overlap: bool = True) -> Plan:
         """Everything that is to be said about it on this network."""
@@ -186,7 +189,8 @@ def timed(codec: Compressor, size: int) -> tuple[float, float]:
     """Seconds in which one core of this machine encodes, and decodes, `size` values; measured once."""
     n = min(size, TIMED_VALUES)
     x = torch.randn(n, generator=torch.Generator().manual_seed(0))
-    codec = codec.for_segments((n,))
+    if n < size:
+        codec = codec.for_segments((n,))
     encodes, decodes = list[float](), list[float]()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

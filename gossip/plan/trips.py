@@ -52,14 +52,16 @@ class Round:
         chains: run side by side.
         sent: bytes that the busiest node hands to the network, as the transport counts them: a mean of b
             bytes counts 2(n−1)/n b.
-        codec: makes the messages; None where they are float32.
-        decodes: messages of the bucket's length that a node decodes, its own included; it encodes one.
+        codec: makes the messages, of `values` values each; None where they are float32.
+        encodes, decodes: how many of them a node makes, and reads, its own included.
     """
 
     chains: tuple[Chain, ...]
     sent: float
-    codec: Compressor | None
-    decodes: float
+    codec: Compressor | None = None
+    values: int = 0
+    encodes: int = 0
+    decodes: float = 0.0
 
 
 def of_round(
@@ -77,33 +79,34 @@ def of_round(
     sent: defaultdict[int, defaultdict[int, float]] = defaultdict(lambda: defaultdict(float))
     received: defaultdict[int, defaultdict[int, float]] = defaultdict(lambda: defaultdict(float))
     largest: defaultdict[int, float] = defaultdict(float)
-    values, codecs = 0.0, list[Compressor]()
+    coded: list[tuple[Compressor, int]] = []
     for node in nodes:
         node.t = t
         for e in method.expects(node):
             reader, length = node.reads(e)
             size = 4 * length if reader is None else reader.max_bytes(length)
             if reader is not None:  # keys go beside the values, and take no coding
-                codecs.append(reader.values if isinstance(reader, Keyed) else reader)
+                coded.append((reader.values if isinstance(reader, Keyed) else reader, length))
             received[e.slot][node.rank] += size
             sent[e.slot][e.frm] += size
             largest[e.slot] = max(largest[e.slot], size)
-            values += length
     if len(nodes) < graph.size:
         sent = received
     trips = tuple(
         Trip(max(*sent[slot].values(), *received[slot].values(), 0.0), largest[slot]) for slot in sorted(sent)
     )
-    d = max(1, nodes[0].n)
     means = method.means(nodes[0])
     chain = tuple(trip for length in means for trip in mean_trips(4 * length, graph.size))
     by_node = [sum(slot[node.rank] for slot in sent.values()) for node in nodes]
-    heard = values / len(nodes) / d  # messages of the bucket's length, per node
+    codec_used, values = coded[0] if coded else (None, 0)
+    encodes = 1 if len(sent) == 1 else graph.size  # what makes two trips goes in parts
     return Round(
         chains=tuple(filter(None, (trips, chain))),
         sent=max(by_node) + sum(mean_bytes(length, graph.size) for length in means),
-        codec=codecs[0] if codecs else None,
-        decodes=heard + 1 if codecs else 0.0,
+        codec=codec_used,
+        values=values,
+        encodes=encodes if coded else 0,
+        decodes=len(coded) / len(nodes) + 1 if coded else 0.0,
     )
 
 

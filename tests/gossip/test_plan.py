@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,8 +21,6 @@ from gossip.errors import UsageError
 from gossip.plan import cost, link, ranking, trips
 from gossip.plan.cost import Exchange, Link
 from gossip.spec import make_algorithm, make_codec, make_topology
-
-NO_CODEC_TIME = (0.0, 0.0)
 
 
 def model() -> nn.Module:
@@ -113,7 +112,7 @@ LINKS = [
 
 def exchange(on: Link, size: int, degree: int) -> Exchange:
     """What the model says that an exchange takes."""
-    one = trips.Round(((trips.Trip(degree * size, size),),), degree * size, None, 0.0)
+    one = trips.Round(((trips.Trip(degree * size, size),),), degree * size)
     return Exchange(size, degree, on.seconds(one))
 
 
@@ -133,6 +132,15 @@ def test_a_message_above_the_eager_limit_goes_three_ways() -> None:
     assert exchange(on, 1001, 1).seconds - exchange(on, 1000, 1).seconds == pytest.approx(20e-3, rel=1e-3)
 
 
+def test_bbr_spreads_a_burst_over_a_third_of_a_round_trip() -> None:
+    """As long as the link could send it faster, and the burst is longer than the first window."""
+    plain = Link(1e9, 20e-3, goodput=1.0, overhead=0.0)
+    bbr = replace(plain, ramp=cost.RAMP["bbr"])
+    assert exchange(bbr, 100_000, 2).seconds == pytest.approx(20e-3 + 40e-3 * math.log(2) / 2)
+    for size in (10_000, 4_000_000):
+        assert exchange(bbr, size, 2).seconds == exchange(plain, size, 2).seconds
+
+
 def test_exchanges_that_tell_no_rate_are_refused() -> None:
     for small, large in (
         (Exchange(100, 2, 0.1), Exchange(100, 2, 0.2)),
@@ -150,7 +158,7 @@ def times(algorithm: str, on: Link, compute: float, overlap: bool, buckets: int 
     parts = [segments(nn.Linear(1000, 10 * (k + 1), bias=False)) for k in range(buckets)]
     rounds = [trips.of_round(method, make_topology("ring", 4), codec, part, t=1) for part in parts]
     sizes = [sum(s.size for s in part) for part in parts]
-    return cost.step(method, rounds, sizes, on, compute, lambda codec, size: NO_CODEC_TIME, overlap)
+    return cost.step(method, rounds, sizes, on, compute, 0.0, overlap)
 
 
 HIDDEN = ("dpsgd", "dcd", "ecd", "choco")
