@@ -7,6 +7,7 @@ built on it.
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from types import ModuleType
@@ -47,7 +48,13 @@ def main() -> int:
     args = parser.parse_args()
     if env_rank() != 0 and args.command not in ON_EVERY_RANK:
         return 0
-    return module.run(args) or 0
+    try:
+        code = module.run(args) or 0
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads this, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code
 
 
 def _load(command: str, module: str) -> ModuleType:

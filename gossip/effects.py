@@ -101,9 +101,9 @@ class Message:
         """The message's values, float32 [size] on the bucket's device. Read only."""
         start = time.perf_counter()
         if self.codec is None:
-            v = from_bytes(self.payload, torch.float32).to(self.node.device)
+            v = from_bytes(self._on(self.node.device), torch.float32)
         else:
-            v = self.codec.decode(self.payload.to(self.node.device), self.size)
+            v = self.codec.decode(self._on(self.node.device), self.size)
         self.node.stats.spent("decode", start, self.node.label)
         return v
 
@@ -111,10 +111,13 @@ class Message:
         """``out += alpha * decoded``, in place; bitwise that at alpha = 1."""
         start = time.perf_counter()
         if self.codec is None:
-            out.add_(from_bytes(self.payload, torch.float32).to(out.device), alpha=alpha)
+            out.add_(from_bytes(self._on(out.device), torch.float32), alpha=alpha)
         else:
-            self.codec.decode_add(self.payload.to(out.device), out, alpha)
+            self.codec.decode_add(self._on(out.device), out, alpha)
         self.node.stats.spent("decode", start, self.node.label)
+
+    def _on(self, device: torch.device) -> Tensor:
+        return self.payload.to(device, non_blocking=True)  # a GPU reads it when it comes to that
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,7 @@ from gossip.transport.base import (  # noqa: E402
     from_bytes,
     mean_bytes,
 )
+from gossip.transport.staging import Staged, host_empty, to_host  # noqa: E402
 
 NOTE_BYTES = 1 << 20  # the longest note; a last word takes about 15 bytes per tag
 SPINS = 100  # polls of `wait` before it sleeps; yields to other processes in between
@@ -80,8 +81,9 @@ class _Operation:
 
 
 class _Send(_Operation):
-    def __init__(self, data: np.ndarray, to: int, tag: int) -> None:
-        self.data, self.to, self.tag = data, to, tag
+    def __init__(self, payload: Staged, to: int, tag: int) -> None:
+        self.staged, self.to, self.tag = payload, to, tag
+        self.size = payload.host.numel()
         self.began = 0.0  # when it was put on the wire
 
 
@@ -90,7 +92,7 @@ class _Receive(_Operation):
 
     def __init__(self, frm: int, tag: int, max_bytes: int) -> None:
         self.frm, self.tag = frm, tag
-        self.buffer = torch.empty(max_bytes, dtype=torch.uint8)
+        self.buffer = host_empty([max_bytes], torch.uint8)
 
     def finish(self, status: MPI.Status) -> None:
         self.buffer = self.buffer[: status.Get_count(MPI.BYTE)]
@@ -132,29 +134,33 @@ class _Collective(_Operation):
 
 
 class _Mean(_Collective):
-    """`own` is this rank's part, which MPI reads, and `sum` where it writes."""
+    """`staged` is this rank's part, which MPI reads; `sum` is where it writes."""
 
-    def __init__(self, x: Tensor, own: Tensor, size: int, channel: int, index: int) -> None:
+    def __init__(self, staged: Staged, device: torch.device, size: int, channel: int, index: int) -> None:
         super().__init__(channel, index)
-        self.device, self.size = x.device, size
-        self.own = own.copy_(x.detach())
-        self.sum = _host_like(x) if size > 1 else own
+        self.staged, self.device, self.size = staged, device, size
+        self.sum = host_empty(staged.host.shape, torch.float32)
 
     def value(self) -> Tensor:
         if self.size > 1:
             self.sum /= self.size
             self.size = 1
-        return self.sum.to(self.device)
+        return self.sum.to(self.device, non_blocking=True)
+
+
+class _MeanOfOne(_Operation):
+    done = True
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+    def value(self) -> Tensor:
+        return self.x
 
 
 def _counts() -> defaultdict[int, defaultdict[int, int]]:
     """rank -> tag -> number of messages."""
     return defaultdict(lambda: defaultdict(int))
-
-
-def _host_like(x: Tensor) -> Tensor:
-    """Contiguous memory on the CPU for `x`, pinned when that is on a GPU: few MPI libraries know CUDA."""
-    return torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda)
 
 
 class MPITransport(Transport):
@@ -183,7 +189,8 @@ class MPITransport(Transport):
         self._operations: list[_Operation] = []
         self._statuses: list[MPI.Status] = []
         self._completions = 0  # requests that have ended
-        self._sending: dict[tuple[int, int], deque[_Send]] = defaultdict(deque)  # the first is on the wire
+        self._sending: dict[tuple[int, int], deque[_Send]] = defaultdict(deque)  # the first may go, or went
+        self._staging: deque[_Send | _Mean] = deque()  # go in this order, when they are in the host's memory
         self._problem: GossipError | None = None
 
         self._posted, self._expected, self._received = _counts(), _counts(), _counts()
@@ -210,13 +217,12 @@ class MPITransport(Transport):
     def post(self, payload: Tensor, to: int, tag: int, wake: Wake | None = None) -> Pending:
         if payload.dtype is not torch.uint8 or payload.dim() != 1:
             raise TypeError(f"a payload is uint8 [m], not {payload.dtype} {list(payload.shape)}")
-        host = _host_like(payload).copy_(payload) if payload.is_cuda else payload.detach().contiguous()
-        send = _Send(host.numpy(), to, tag)
-        send.wake = wake
         self._require_open()
+        send = _Send(to_host(payload), to, tag)
+        send.wake = wake
         with self._lock:
             self._posted[to][tag] += 1
-            self.bytes_sent += send.data.size
+            self.bytes_sent += send.size
             self.messages_sent += 1
             queue = self._sending[to, tag]
             queue.append(send)
@@ -224,12 +230,31 @@ class MPITransport(Transport):
                 self._put_on_wire(send)
         return send
 
-    def _put_on_wire(self, send: _Send) -> None:
+    def _put_on_wire(self, operation: _Send | _Mean) -> None:
+        self._staging.append(operation)
+        self._launch()
+
+    def _launch(self) -> None:
+        """Start what is in the host's memory."""
+        while self._staging and self._staging[0].staged.done:
+            operation = self._staging.popleft()
+            if isinstance(operation, _Send):
+                self._send(operation)
+            else:
+                self._reduce(operation)
+
+    def _send(self, send: _Send) -> None:
         send.began = time.perf_counter()
         try:
-            self._track(self._data.Issend([send.data, MPI.BYTE], send.to, send.tag), send)
+            self._track(self._data.Issend([send.staged.host.numpy(), MPI.BYTE], send.to, send.tag), send)
         except MPI.Exception as error:
             self._lose(send, error)
+
+    def _reduce(self, mean: _Mean) -> None:
+        # Not IN_PLACE: then Open MPI sums on one rank and broadcasts, whatever the size. With two buffers
+        # (n >= 4, 64 KiB and more) every rank sums a part, and sends what is counted.
+        part, total = (buffer.numpy().reshape(-1) for buffer in (mean.staged.host, mean.sum))
+        self._track(self._channel_comms[mean.channel].Iallreduce(part, total, MPI.SUM), mean)
 
     def expect(self, frm: int, tag: int, max_bytes: int, wake: Wake | None = None) -> Receipt:
         self._require_open()
@@ -268,22 +293,21 @@ class MPITransport(Transport):
         if channel >= len(self._channel_comms):
             raise ValueError(f"channel {channel} is not open: every rank calls open_channels first")
         self._require_open()
+        x = x.detach()
+        if self.size == 1:
+            return _MeanOfOne(x.clone())
         with self._lock:
             self._started[channel] += 1
             own = self._free.pop(channel, None)
             if own is None or own.shape != x.shape:
-                own = _host_like(x)
-            mean = _Mean(x, own, self.size, channel, self._started[channel])
+                own = host_empty(x.shape, x.dtype)
+            # The caller may overwrite x at once, and a GPU may read it later.
+            staged = to_host(x.clone() if x.is_cuda else x, into=own)
+            mean = _Mean(staged, x.device, self.size, channel, self._started[channel])
             mean.wake = wake
-            if self.size == 1:
-                mean.done = True
-                return mean
             self.bytes_sent += mean_bytes(x.numel(), self.size)
             self.messages_sent += 2 * (self.size - 1)
-            # Not IN_PLACE: then Open MPI sums on one rank and broadcasts, whatever the size. With two buffers
-            # (n >= 4, 64 KiB and more) every rank sums a part, and sends what is counted above.
-            part, total = (buffer.numpy().reshape(-1) for buffer in (mean.own, mean.sum))
-            self._track(self._channel_comms[channel].Iallreduce(part, total, MPI.SUM), mean)
+            self._put_on_wire(mean)
         return mean
 
     # -- progress ----------------------------------------------------------------------------------
@@ -296,9 +320,10 @@ class MPITransport(Transport):
         return operation
 
     def poll(self) -> None:
-        if not self._requests or not self._lock.acquire(blocking=False):
+        if not (self._requests or self._staging) or not self._lock.acquire(blocking=False):
             return  # nothing to do, or another thread is doing it
         try:
+            self._launch()
             self._progress()
             if self._leaving:
                 self._swallow()
@@ -343,9 +368,9 @@ class MPITransport(Transport):
         if isinstance(operation, _Receive):
             self._received[operation.frm][operation.tag] += 1
         elif isinstance(operation, _Send):
-            if operation.data.size >= RATE_BYTES:
+            if operation.size >= RATE_BYTES:
                 seconds = time.perf_counter() - operation.began
-                self.fastest = max(self.fastest, operation.data.size / seconds)
+                self.fastest = max(self.fastest, operation.size / seconds)
             queue = self._sending[operation.to, operation.tag]
             queue.popleft()
             if queue:
@@ -353,7 +378,7 @@ class MPITransport(Transport):
         elif isinstance(operation, _Collective):
             self._completed[operation.channel] += 1
             if isinstance(operation, _Mean):
-                self._free[operation.channel] = operation.own
+                self._free[operation.channel] = operation.staged.host
         elif isinstance(operation, _NoteReceive):
             self._hear(operation.sender, operation.data.tobytes())
             self._listen()
@@ -547,7 +572,7 @@ class MPITransport(Transport):
 
     def _stuck(self) -> bool:
         """Whether something of this rank is in flight that the others still have to take."""
-        return any(
+        return bool(self._staging) or any(
             operation.in_the_way and not (isinstance(operation, _Collective) and self._obstacle(operation))
             for operation in list(self._operations)
         )

@@ -34,6 +34,14 @@ def _command(*words: str, **environment: str) -> subprocess.CompletedProcess[str
     )
 
 
+@pytest.mark.skipif(os.name != "posix", reason="a shell's pipe")
+@pytest.mark.parametrize("command", ["list", "bytes resnet20"])
+def test_a_reader_that_has_seen_enough_gets_no_traceback(command: str) -> None:
+    pipe = f"{sys.executable} -m gossip {command} | true; echo ${{PIPESTATUS[0]}}"
+    shell = subprocess.run(["bash", "-c", pipe], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert (shell.stdout.split(), shell.stderr) == (["0"], "")
+
+
 # -- list ------------------------------------------------------------------------------------------
 
 

@@ -63,7 +63,7 @@ def test_the_others_learn_that_a_rank_has_left(how: str) -> None:
 
 @needs_mpi
 @pytest.mark.mpi
-@pytest.mark.parametrize("how", ["forgets", "leaves_in_turn"])
+@pytest.mark.parametrize("how", ["forgets", "leaves_in_turn", "leaves_while_copying"])
 def test_a_job_ends_cleanly(how: str) -> None:
     job, lines = end(how, 3)
     assert job.returncode == 0 and not lines, job.output

@@ -17,6 +17,7 @@ import torch
 import gossip
 from gossip.errors import DivergedError, PeerLostError, UsageError
 from gossip.transport.base import Pending, Transport
+from tests.mpi.slow_copies import slow_copies
 from tests.transport_laws import message, neighbors, wait_for
 
 
@@ -124,6 +125,19 @@ def leaves_in_turn(world: Transport) -> None:
         raise AssertionError("gathered without rank 1")
 
 
+def leaves_while_copying(world: Transport) -> None:
+    """A message that is not in the host's memory yet when its sender leaves still arrives."""
+    left, right = neighbors(world)
+    if world.rank == 1:
+        with slow_copies(1000):
+            world.post(message(100, 1), right, 5)
+    elif left == 1:
+        receipt = world.expect(1, 5, 100)
+        wait_or_departed(world, receipt)
+        assert receipt.done and torch.equal(receipt.payload(), message(100, 1))
+    world.close()
+
+
 def wrong_usage(world: Transport) -> None:
     raise UsageError("type this instead")
 
@@ -152,6 +166,7 @@ ENDINGS: dict[str, Callable[[Transport], None]] = {
         exits_before_mean,
         forgets,
         leaves_in_turn,
+        leaves_while_copying,
         wrong_usage,
         diverges,
         is_interrupted,

@@ -21,6 +21,7 @@ import gossip
 from gossip.errors import GossipError
 from gossip.transport.base import Transport
 from gossip.transport.environment import env_rank, env_size
+from tests.mpi.slow_copies import slow_copies
 from tests.transport_laws import LAWS, message, neighbors, wait_for
 
 
@@ -61,6 +62,24 @@ def the_link_is_at_least_as_fast_as_what_it_carried(transport: Transport) -> Non
     receipt, send = transport.expect(left, tag, length), transport.post(message(length, 0), right, tag)
     wait_for(transport, receipt, send)
     assert transport.fastest >= length / (time.perf_counter() - start)
+
+
+def what_is_copied_slowly_goes_out_whole_and_in_order(transport: Transport) -> None:
+    """Messages and means wait for their copies in the host's memory; nobody waits in `post`."""
+    left, right = neighbors(transport)
+    tag, channel = transport.reserve_tags(2), transport.open_channels(2)
+    receipts = [transport.expect(left, tag + i % 2, 10_000) for i in range(6)]
+    with slow_copies(40, 3, 1, 17):
+        sends = [transport.post(message(9_000 + i, transport.rank), right, tag + i % 2) for i in range(6)]
+        means = [
+            transport.start_mean(torch.full((5,), 2.0**i * (transport.rank + 1)), channel + i % 2)
+            for i in range(4)
+        ]
+    wait_for(transport, *receipts, *sends, *means)
+    for i, receipt in enumerate(receipts):
+        assert torch.equal(receipt.payload(), message(9_000 + i, left)), i
+    for i, mean in enumerate(means):
+        assert mean.value().tolist() == [2.0**i * (transport.size + 1) / 2] * 5, i
 
 
 def bad_calls_are_refused(transport: Transport) -> None:
@@ -106,6 +125,7 @@ ONLY_MPI: dict[str, Callable[[Transport], None]] = {
         wait_gives_up,
         too_long_a_message_is_an_error,
         the_link_is_at_least_as_fast_as_what_it_carried,
+        what_is_copied_slowly_goes_out_whole_and_in_order,
         bad_calls_are_refused,
         a_child_process_is_no_rank,
     )

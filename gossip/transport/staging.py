@@ -1,0 +1,64 @@
+"""Copies of GPU tensors in pinned memory of the host, where MPI reads: few MPI libraries know CUDA.
+
+A copy to the host goes by a stream of its own, behind what computes the tensor and beside what is computed
+next. The host does not wait for it: it asks `done`, and sends when the copy is there.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class Staged:
+    """A tensor that is in the host's memory already."""
+
+    def __init__(self, host: Tensor) -> None:
+        self.host = host
+
+    @property
+    def done(self) -> bool:
+        return True
+
+
+class _Copy(Staged):
+    """`host`, which becomes a copy of the GPU tensor `x`; `x` is kept until then."""
+
+    def __init__(self, x: Tensor, host: Tensor) -> None:
+        super().__init__(host)
+        self._x: Tensor | None = x
+        stream = _stream(x.device)
+        stream.wait_stream(torch.cuda.current_stream(x.device))
+        with torch.cuda.stream(stream):
+            host.copy_(x, non_blocking=True)
+            self._there = stream.record_event()
+
+    @property
+    def done(self) -> bool:
+        if self._x is not None and self._there.query():
+            self._x = None
+        return self._x is None
+
+
+def to_host(x: Tensor, into: Tensor | None = None) -> Staged:
+    """`x` in the host's memory: in `into`, or where it is if it is there.
+
+    Nobody may write to `x` until `done`, and after it only if there is an `into`.
+    """
+    x = x.detach()
+    if x.is_cuda:
+        return _Copy(x.contiguous(), host_empty(x.shape, x.dtype) if into is None else into)
+    return Staged(x.contiguous() if into is None else into.copy_(x))
+
+
+def host_empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Memory of the host; pinned if this process uses a GPU."""
+    return torch.empty(shape, dtype=dtype, pin_memory=torch.cuda.is_initialized())
+
+
+@functools.cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
