@@ -71,7 +71,8 @@ def notes(groups: Sequence[Group]) -> Iterator[str]:
     yield (
         "Final values of the model averaged over the nodes; mean ± sample standard deviation over seeds. "
         "The difference is that of the means, ± √(s²/n + s'²/n'). MB = 2^20 and GB = 2^30 bytes; sent per "
-        "step by one node, in all by all of them. Time is the wall time of the whole run."
+        "step by one node, in all by all of them. Time is the wall time of the whole "
+        "run, exposed wait that of the median step."
     )
     if any((run.summary or {}).get("virtual_nodes") for each in groups for run in each.runs):
         yield (

@@ -76,12 +76,16 @@ class Meter:
         }
 
     def result(self, last: int) -> dict[str, Any]:
-        """This rank's share of the summary: medians over all steps; the mean loss of the `last` ones."""
+        """This rank's share of the summary: medians over all steps; the mean loss of the `last` ones.
+
+        Waits come in bursts, which a median does not show: theirs is also given as a mean.
+        """
         steps = max(1, len(self._history["loss"]))
         errors = self._totals["error_steps"]
         losses = self._history["loss"][-last:]
         return {
             **{name: statistics.median(self._history[name] or [0.0]) for name in PER_STEP if name != "loss"},
+            "exposed_wait_ms_mean": statistics.fmean(self._history["exposed_wait_ms"] or [0.0]),
             "train_loss": statistics.fmean(losses) if losses else None,
             "bytes_sent_per_step": self._totals["bytes_sent"] / steps,
             "messages_sent_per_step": self._totals["messages_sent"] / steps,

@@ -91,7 +91,7 @@ def describe(summary: Mapping[str, Any]) -> str:
     """The last words of a run: `summary` as in summary.json."""
     sent, dense = summary["bytes_sent_per_step"], summary["allreduce_bytes_per_step"]
     share = f", {sent / dense:.0%} of the {size(dense)} that all-reduce sends" if dense else ""
-    waits = f", {summary['exposed_wait_ms'] / summary['step_ms']:.1%} of a step" if summary["step_ms"] else ""
+    turns = " (virtual nodes wait for each other's turns, not for a network)" * summary["virtual_nodes"]
     what = f"{summary['algorithm']}, {summary['topology']}, {summary['compressor']}"
     shown = headline(summary) or ACCURACY
     local = [f"{summary[f'{shown.key}_local_{which}']:.2f}" for which in ("min", "max")]
@@ -102,9 +102,10 @@ def describe(summary: Mapping[str, Any]) -> str:
         f"{' to '.join(local)}{shown.suffix}",
         f"  consensus distance   {summary['consensus_distance']:.4g}",
         f"  sent per step        {size(sent)} in {summary['messages_sent_per_step']:.3g} messages{share}",
-        f"  step                 {summary['step_ms']:.1f} ms, of which compute {summary['compute_ms']:.1f}, "
+        f"  median step          {summary['step_ms']:.1f} ms, of which compute {summary['compute_ms']:.1f}, "
         f"encode {summary['encode_ms']:.1f}, decode {summary['decode_ms']:.1f}",
-        f"  exposed wait         {summary['exposed_wait_ms']:.2f} ms per step{waits}",
+        f"  exposed wait         {summary['exposed_wait_ms']:.2f} ms in the median step, "
+        f"{summary['exposed_wait_ms_mean']:.2f} ms on average{turns}",
     ]
     if summary["nodes"] > 1:
         lines.append(f"  slowest rank         {summary['slowest_rank']}")

@@ -162,6 +162,7 @@ class Report:
             "messages_sent_per_step": measured["messages_sent_per_step"],
             "allreduce_bytes_per_step": node.allreduce_bytes,
             **{name: measured[name] for name in PER_STEP if name != "loss"},
+            "exposed_wait_ms_mean": measured["exposed_wait_ms_mean"],
             "slowest_rank": None,
             "compression_error": measured["compression_error"],
             "diverged": False,

@@ -98,7 +98,7 @@ def test_the_loop_in_the_diff_runs() -> None:
     names = {"torch": torch, "gossip": gossip, "dataset": data, "loss_fn": nn.CrossEntropyLoss()}
 
     def run_loop() -> int:
-        scope = {**names, "resnet20": lambda: nn.Linear(4, 3)}
+        scope = {**names, "Net": lambda: nn.Linear(4, 3)}
         exec(loop, scope)
         node = scope["node"]
         assert isinstance(node, gossip.Session)

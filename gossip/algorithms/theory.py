@@ -74,9 +74,10 @@ def dcd_threshold(topology: MixingMatrix) -> float:
 
 
 def dcd_warnings(topology: MixingMatrix, compressor: Compressor) -> Iterator[str]:
-    """DCD wants alpha below `dcd_threshold`; codecs far above it are named, biased or not."""
+    """DCD wants an unbiased codec with alpha below `dcd_threshold`: biased ones above it are named, and
+    unbiased ones far above it."""
     a, bound = alpha(compressor), dcd_threshold(topology)
-    if a > MARGIN * bound:
+    if a > (MARGIN if compressor.unbiased else 1) * bound:
         bias = "" if compressor.unbiased else " and is biased"
         yield (
             f"dcd: {compressor} loses {a:.3g} of a message{bias}; theory asks for an unbiased one that loses "

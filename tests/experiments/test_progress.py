@@ -17,6 +17,8 @@ ROW = {
     "lr": 0.1,
     "step_ms": 12.3,
     "exposed_wait_ms": 0.4,
+    "exposed_wait_ms_mean": 2.5,
+    "virtual_nodes": False,
     "bytes_sent_per_step": 2**20,
 }
 

@@ -19,8 +19,8 @@ NAMES = {
 
 
 def test_the_documented_names_exist() -> None:
-    assert set(FAMILIES) == NAMES
-    assert set(RULES) == {"metropolis", "max-degree", "lazy", "best-constant"}
+    assert set(FAMILIES) >= NAMES
+    assert set(RULES) >= {"metropolis", "max-degree", "lazy", "best-constant"}
 
 
 @pytest.mark.parametrize("name", sorted(NAMES))
