@@ -91,7 +91,9 @@ def describe(summary: Mapping[str, Any]) -> str:
     """The last words of a run: `summary` as in summary.json."""
     sent, dense = summary["bytes_sent_per_step"], summary["allreduce_bytes_per_step"]
     share = f", {sent / dense:.0%} of the {size(dense)} that all-reduce sends" if dense else ""
-    turns = " (virtual nodes wait for each other's turns, not for a network)" * summary["virtual_nodes"]
+    turns = (
+        " (virtual nodes wait for each other's turns, not for a network)" if summary["virtual_nodes"] else ""
+    )
     what = f"{summary['algorithm']}, {summary['topology']}, {summary['compressor']}"
     shown = headline(summary) or ACCURACY
     local = [f"{summary[f'{shown.key}_local_{which}']:.2f}" for which in ("min", "max")]

@@ -227,10 +227,11 @@ class MPITransport(Transport):
             queue = self._sending[to, tag]
             queue.append(send)
             if len(queue) == 1:
-                self._put_on_wire(send)
+                self._stage(send)
         return send
 
-    def _put_on_wire(self, operation: _Send | _Mean) -> None:
+    def _stage(self, operation: _Send | _Mean) -> None:
+        """Start it when it is in the host's memory, behind all that waits for that."""
         self._staging.append(operation)
         self._launch()
 
@@ -301,13 +302,11 @@ class MPITransport(Transport):
             own = self._free.pop(channel, None)
             if own is None or own.shape != x.shape:
                 own = host_empty(x.shape, x.dtype)
-            # The caller may overwrite x at once, and a GPU may read it later.
-            staged = to_host(x.clone() if x.is_cuda else x, into=own)
-            mean = _Mean(staged, x.device, self.size, channel, self._started[channel])
+            mean = _Mean(to_host(x, into=own), x.device, self.size, channel, self._started[channel])
             mean.wake = wake
             self.bytes_sent += mean_bytes(x.numel(), self.size)
             self.messages_sent += 2 * (self.size - 1)
-            self._put_on_wire(mean)
+            self._stage(mean)
         return mean
 
     # -- progress ----------------------------------------------------------------------------------
@@ -374,7 +373,7 @@ class MPITransport(Transport):
             queue = self._sending[operation.to, operation.tag]
             queue.popleft()
             if queue:
-                self._put_on_wire(queue[0])
+                self._stage(queue[0])
         elif isinstance(operation, _Collective):
             self._completed[operation.channel] += 1
             if isinstance(operation, _Mean):

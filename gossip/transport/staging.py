@@ -44,14 +44,15 @@ class _Copy(Staged):
 
 
 def to_host(x: Tensor, into: Tensor | None = None) -> Staged:
-    """`x` in the host's memory: in `into`, or where it is if it is there.
+    """`x` in the host's memory.
 
-    Nobody may write to `x` until `done`, and after it only if there is an `into`.
+    With `into` it is copied there, and the caller may write to `x` at once. Without, what is there stays
+    where it is, and nobody may write to `x` any more.
     """
     x = x.detach()
-    if x.is_cuda:
-        return _Copy(x.contiguous(), host_empty(x.shape, x.dtype) if into is None else into)
-    return Staged(x.contiguous() if into is None else into.copy_(x))
+    if into is None:
+        return _Copy(x.contiguous(), host_empty(x.shape, x.dtype)) if x.is_cuda else Staged(x.contiguous())
+    return _Copy(x.clone(), into) if x.is_cuda else Staged(into.copy_(x))
 
 
 def host_empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
