@@ -17,6 +17,7 @@ import gossip
 from experiments import toml, workloads
 from experiments.runfolder import RunFolder
 from gossip import cli
+from gossip.agreement import agree
 from gossip.errors import UsageError
 from gossip.suggest import nearest
 from gossip.transport.base import Transport
@@ -44,6 +45,10 @@ MAY_CHANGE = (
     "checkpoint_every",
 )
 """Options that a resumed run may give anew; all others would make it another run."""
+
+
+MAY_DIFFER = ("config", "data_dir", "data_file", "threads", "device")
+"""Options that need not be the same on all ranks: they are about a host."""
 
 
 class ArgumentParser(cli.ArgumentParser):
@@ -163,6 +168,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     args = parser().parse_args([*(token for file in files for token in flags_of(file)), *argv])
     if known.resume:
         _check_same_run(args, parser().parse_args(flags_of(files[0])), known.out)
+    if args.out == "":
+        raise UsageError("--out '': name a folder, such as runs/x, or leave --out out")
     if args.resume and args.overwrite:
         raise UsageError("--resume continues a run and --overwrite deletes it: give one of them")
     if args.seed < 0:
@@ -175,16 +182,25 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def resolve(args: argparse.Namespace, world: Transport) -> argparse.Namespace:
     """Collective: settle what depends on machine and moment: the number of nodes, threads, the run folder.
 
-    `world` is the process's, before virtual nodes are started.
+    `world` is the process's, before virtual nodes are started. Nothing is deleted or written before: the
+    ranks must want the same.
 
     Raises:
-        UsageError: ``--nodes`` and mpirun do not agree.
+        UsageError: ``--nodes`` and mpirun do not agree, or the options of the ranks.
     """
     if world.size > 1 and args.nodes not in (None, world.size):
         raise UsageError(
             f"mpirun started {world.size} ranks, and --nodes (or nodes in the TOML file) says {args.nodes}: "
             f"type mpirun -n {args.nodes}, or --nodes {world.size}"
         )
+    agree(
+        world,
+        {
+            "--" + name.replace("_", "-"): value
+            for name, value in vars(args).items()
+            if name not in MAY_DIFFER
+        },
+    )
     values = vars(args) | {"nodes": args.nodes or world.size, "threads": set_threads(args.threads, world)}
     if args.out is None:
         now = world.allgather(datetime.datetime.now().strftime("%Y%m%d-%H%M%S"))[0]
@@ -238,6 +254,8 @@ def flags(values: Mapping[str, Any], file: Path) -> list[str]:
     found = []
     for key, value in values.items():
         name = key.replace("_", "-")
+        if name in ABOUT_THE_COMMAND:
+            raise UsageError(f"{file}: {key!r} is about the command, and no part of a run: type --{name}")
         if name not in keys:
             near = nearest(name, keys)
             hint = f"did you mean {near}?" if near else f"known keys: {', '.join(keys)}"

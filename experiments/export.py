@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 import gossip
-from experiments import config, evaluate, files
+from experiments import config, evaluate
 from experiments.runfolder import RunFolder
 from experiments.runs import Run
 from experiments.workloads.images import Images
-from gossip import checkpoint
+from gossip import checkpoint, files
 
 State = Mapping[str, Tensor]
 
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> None:
         statistics = "rank 0's" if settings.bn == "local" else "the mean of the ranks'"
     out = args.out or args.run / "exported.pt"
     out.parent.mkdir(parents=True, exist_ok=True)
-    files.replace(out, lambda path: torch.save(dict(average), path))
+    files.replace(out, lambda file: torch.save(dict(average), file))
     print(f"{out}: step {step}, the mean of {nodes} nodes; batch norm statistics: {statistics}")
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments import files
 from experiments.runs import read_metrics, read_summary
+from gossip import files
 from gossip.errors import UsageError
 
 FILES = (
@@ -84,14 +84,15 @@ class RunFolder:
 
     def append(self, row: Mapping[str, Any]) -> None:
         """One more line of metrics.jsonl, on disk when this returns to whoever reads the file meanwhile."""
-        with open(self.path / "metrics.jsonl", "a") as file:
+        path = self.path / "metrics.jsonl"
+        with files.writing(path), open(path, "a") as file:
             file.write(json.dumps(row) + "\n")
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         self.write_text(name, json.dumps(value, indent=2) + "\n")
 
     def write_text(self, name: str, text: str) -> None:
-        files.replace(self.path / name, lambda path: path.write_text(text, encoding="utf-8"))
+        files.replace_text(self.path / name, text)
 
     def write_tensors(self, name: str, tensors: dict[str, Tensor]) -> None:
-        files.replace(self.path / name, lambda path: torch.save(tensors, path))
+        files.replace(self.path / name, lambda file: torch.save(tensors, file))

@@ -35,6 +35,8 @@ class RunState:
     def load(self) -> int:
         """Collective: go back to the newest checkpoint; its step, 0 if there is none.
 
+        Returns when all ranks have done so: only then may the caller touch what the run has written since.
+
         Raises:
             CheckpointError: it cannot be read, or belongs to another run.
         """
@@ -46,4 +48,5 @@ class RunState:
             part.load_state_dict(state[name])
         self._node.load_state_dict(state["node"])
         checkpoint.set_rng_state(state["random"], self._node.device)
+        self._node.world.barrier()
         return step

@@ -12,7 +12,6 @@ a checkpoint from elsewhere cannot run code.
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import random
 import re
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gossip import files
 from gossip.errors import CheckpointError
 from gossip.transport.base import Transport
 
@@ -48,18 +48,22 @@ def save(
         about: small JSON facts that a run must share to load it, e.g. ``{"algorithm": "dcd"}``.
 
     Returns the checkpoint's folder, once it is complete.
+
+    Raises:
+        WriteError: there is no room for it; the older ones are still there.
     """
     here = folder / f"step-{step:06d}"
-    here.mkdir(parents=True, exist_ok=True)
+    with files.writing(here):
+        here.mkdir(parents=True, exist_ok=True)
     if world.rank == 0:
         (here / "complete").unlink(missing_ok=True)  # this step is being written anew
     world.barrier()
-    _replace(here / f"rank{world.rank}.pt", lambda file: torch.save(dict(state), file))
+    files.replace(here / f"rank{world.rank}.pt", lambda file: torch.save(dict(state), file))
     world.barrier()
     keep = None
     if world.rank == 0:
         facts = {"format": FORMAT, "step": step, "size": world.size, "about": dict(about or {})}
-        _replace(here / "complete", lambda file: file.write(json.dumps(facts, indent=2).encode()))
+        files.replace_text(here / "complete", json.dumps(facts, indent=2))
         keep = [path.name for path in _complete(folder, up_to=step)[-KEEP:]]
     _drop_all_but(world.allgather(keep)[0], folder, world)
     return here
@@ -129,16 +133,6 @@ def set_rng_state(state: Mapping[str, Any], device: torch.device | None = None) 
         torch.cuda.set_rng_state(state["cuda"], device)
 
 
-def _replace(path: Path, write: Any) -> None:
-    """Write a file so that under its name there is either the old content or all of the new one."""
-    partial = path.with_name(path.name + ".partial")
-    with open(partial, "wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-
-
 def _step_of(path: Path) -> int:
     match = re.fullmatch(r"step-(\d+)", path.name)
     return int(match[1]) if match else -1
@@ -203,7 +197,7 @@ def _read(path: Path) -> dict[str, Any]:
             f"{path} is not a checkpoint of this program: it holds more than tensors and plain values, "
             f"or is damaged ({_first_line(error)}). {_go_back(path.parent)}"
         ) from error
-    except (OSError, EOFError, RuntimeError, ValueError, KeyError) as error:
+    except Exception as error:  # what torch.load makes of damaged bytes may be any error at all
         raise CheckpointError(
             f"{path} is damaged or was cut short ({_first_line(error)}). {_go_back(path.parent)}"
         ) from error

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
+import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 
@@ -117,23 +118,30 @@ class Lane:
         return _diverged(where)
 
 
-def _diverged(where: dict[str, int]) -> DivergedError:
-    return DivergedError(
+def _diverged(where: dict[str, int], second_hand: bool = False) -> DivergedError:
+    error = DivergedError(
         f"rank {where['rank']}, round {where['round']}, bucket {where['bucket']}: NaN or infinity in the "
         "parameters or gradients. Training has diverged: lower the learning rate, warm up, or take a finer "
         "compressor."
     )
+    error.second_hand = second_hand
+    return error
 
 
 class Hook:
-    """Calls the engine from a hook of torch. A copy or pickle of it does nothing: models stay copyable."""
+    """Calls the engine from a hook of torch. A copy or pickle of it does nothing: models stay copyable.
+
+    What torch.compile traces goes without it: rounds then begin, and messages move, at the hooks of the
+    gradients and of the optimizer, which are never traced.
+    """
 
     def __init__(self, call: Callable[..., None] | None) -> None:
         self._call = call
 
-    def __call__(self, *args: Any) -> None:
-        if self._call is not None:
-            self._call(*args)
+    def __call__(self, *args: Any) -> Any:
+        if self._call is None or torch.compiler.is_compiling():
+            return None
+        return self._call(*args)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Hook:
         return Hook(None)
@@ -290,18 +298,33 @@ class Engine:
     def _check_peers(self, lane: Lane) -> None:
         for j, where in self.transport.notes.get("diverged", {}).items():
             if j != self.transport.rank:
-                raise _diverged(where)
-        departed = self.transport.departed
-        if departed and isinstance(lane.effect, Arrival) and not lane.effect.ready:
-            missing = lane.effect.missing()
-            gone = departed.keys() if missing is None else departed.keys() & missing
-            if gone:
-                j = min(gone)
-                raise PeerLostError(
-                    f"rank {self.transport.rank}, round {lane.node.t}, {lane.node.label}: "
-                    f"waits for rank {j}, which has left ({departed[j]}). Did every rank run the same "
-                    "number of steps? node.shard(dataset, batch_size) gives each the same."
-                )
+                raise _diverged(where, second_hand=True)
+        if not isinstance(lane.effect, Arrival) or lane.effect.ready:
+            return
+        gone = {
+            **{j: f"has left ({why})" for j, why in self.transport.departed.items()},
+            **{
+                j: f"has finished after round {t}"
+                for j, (run, t) in self.transport.notes.get("finished", {}).items()
+                if run == self._run and t < lane.node.t
+            },
+        }
+        missing = lane.effect.missing()
+        if whom := [j for j in sorted(gone) if missing is None or j in missing]:
+            raise PeerLostError(
+                f"rank {self.transport.rank}, round {lane.node.t}, {lane.node.label}: "
+                f"waits for rank {whom[0]}, which {gone[whom[0]]}. Did every rank run the same "
+                "number of steps? node.shard(dataset, batch_size) gives each the same."
+            )
+
+    @property
+    def _run(self) -> int:
+        """Tells this session of the process from its others, alike on all ranks."""
+        return self.lanes[0].node.tag
+
+    def say_finished(self) -> None:
+        """Tell the others that no round will follow, for whoever waits for one."""
+        self.transport.note("finished", [self._run, self.round])
 
     def _stuck(self, lane: Lane) -> str:
         where = f"rank {self.transport.rank}, round {lane.node.t}, {lane.node.label}"
@@ -367,11 +390,11 @@ class Engine:
                 self.catch_up()
 
     @_locked
-    def on_step_begin(self) -> None:
-        """The optimizer is about to step."""
+    def on_step_begin(self, has_closure: bool = False) -> None:
+        """The optimizer is about to step; with a closure, backward is yet to come."""
         self.flat.check_attached()
         if self.averages_gradients:
-            if not self._reduced:
+            if not self._reduced and not has_closure:
                 self._reduce()  # no backward in this step: a zero gradient
             if self._lazy is not None:
                 self._park(self._lazy)
@@ -382,6 +405,11 @@ class Engine:
     def on_step_end(self) -> None:
         """The optimizer has stepped."""
         if self.averages_gradients:
+            if not self._reduced:
+                raise UsageError(
+                    "optimizer.step(closure): the closure has not called backward(), so this step has no "
+                    "gradient to exchange. Call backward() in it, or before a step() without a closure."
+                )
             self._reduced = False
             self._stale.clear()
             if self._lazy is not None:
@@ -449,9 +477,10 @@ class Engine:
         if not self._in_backward:
             if self._reduced:
                 raise UsageError(
-                    "a second backward() before optimizer.step(): its gradient would be lost. Put all but "
-                    "the last under `with node.no_sync():` to accumulate. (With torch.utils.checkpoint, pass "
-                    "use_reentrant=False.)"
+                    "a second backward() before the end of optimizer.step(): its gradient would be lost. Put "
+                    "all but the last under `with node.no_sync():` to accumulate. (With "
+                    "torch.utils.checkpoint, pass use_reentrant=False. An optimizer that calls its closure "
+                    "several times, as LBFGS does, needs a method that exchanges parameters, such as dpsgd.)"
                 )
             self._begin_backward()
             Variable._execution_engine.queue_callback(self._reduce)

@@ -58,6 +58,7 @@ def collect() -> dict[str, Any]:
     from compressors import kernels
 
     return {
+        "commit": _commit(),
         "python": {"version": platform.python_version(), "executable": sys.executable},
         "platform": platform.platform(),
         "packages": {name: _installed(name) for name in PACKAGES},
@@ -83,6 +84,18 @@ def as_text(facts: dict[str, Any]) -> str:
         lines.append(f"{topic}:")
         lines += [f"  {name}: {'-' if value is None else value}" for name, value in values.items()]
     return "\n".join(lines)
+
+
+def _commit() -> str | None:
+    """That of the repository this package is in, with ``-dirty`` after it if files differ; None outside."""
+    here = os.path.dirname(os.path.abspath(__file__))
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True).stdout.strip()
+
+    if shutil.which("git") is None or not git("ls-files", os.path.basename(__file__)):
+        return None
+    return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
 
 
 def _installed(package: str) -> str | None:

@@ -7,9 +7,15 @@ from __future__ import annotations
 
 
 class GossipError(Exception):
-    """Base of the framework's errors. `exit_code` is what a job ended by it exits with."""
+    """Base of the framework's errors.
+
+    Attributes:
+        exit_code: of the job that it ends.
+        second_hand: another rank has the cause, and will report it.
+    """
 
     exit_code = 1
+    second_hand = False
 
 
 class UsageError(GossipError):
@@ -31,6 +37,8 @@ class WatchdogError(GossipError):
 class PeerLostError(GossipError):
     """A rank that this one waits for has left the job."""
 
+    second_hand = True
+
 
 class DeadlockError(GossipError):
     """Every virtual node waits and no message is in flight: nothing will ever arrive."""
@@ -38,6 +46,10 @@ class DeadlockError(GossipError):
 
 class CheckpointError(GossipError):
     """A checkpoint is missing, incomplete, or belongs to another run."""
+
+
+class WriteError(GossipError):
+    """A file could not be written: the disk is full, a quota is reached, the folder is gone."""
 
 
 class StaleKeysError(GossipError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 import threading
@@ -10,7 +9,7 @@ import time
 import warnings
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from torch.utils.data import Dataset
 
 from compressors import Compressor, kernels
 from gossip import spec
+from gossip.agreement import agree
 from gossip.algorithms import Adoption, Algorithm
 from gossip.effects import Node
 from gossip.engine import Engine, Hook
@@ -44,6 +44,9 @@ _joined: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 GRADIENT_BUCKET_MB = 25.0
 """Gradient methods exchange buckets of about this size (MiB), as torch's DDP does."""
+
+UNSTEPPED_FORWARDS = 100
+"""So many training forwards without any step are more than a loop accumulates: see `_check_stepping`."""
 
 
 def join(
@@ -127,7 +130,7 @@ def join(
     model.to(_device(model, transport, device))
     flat = FlatModel(model, bucket, pieces)
     adoption = method.adopt(optimizer, flat.names)
-    _agree(
+    agree(
         transport,
         {
             "optimizer": [adoption.of(p) for p in flat.names],
@@ -136,15 +139,13 @@ def join(
             "compressor": str(codec),
             "seed": seed,
             "parameters": flat.signature(),
+            "frozen parameters": _signature(flat.frozen),
+            "buffers": _signature(dict(model.named_buffers())),
             "buckets": [bucket.size for bucket in flat.buckets],
             "trace": trace is not None,
         },
     )
-    for tensor in [
-        flat.vector,
-        *model.buffers(),
-        *(p.data for p in model.parameters() if not p.requires_grad),
-    ]:
+    for tensor in [flat.vector, *model.buffers(), *(p.data for p in flat.frozen.values())]:
         transport.broadcast(tensor)
     return Session(
         model,
@@ -262,20 +263,8 @@ def _device(model: nn.Module, transport: Transport, wanted: str | torch.device |
     return torch.device("cpu")
 
 
-def _agree(transport: Transport, fields: dict[str, Any]) -> None:
-    """Raise on every rank if some field differs between ranks, naming the field and the ranks."""
-    digests = {k: hashlib.sha256(repr(v).encode()).hexdigest() for k, v in fields.items()}
-    shown = {k: repr(v)[:60] for k, v in fields.items()}
-    everyone = transport.allgather((digests, shown))
-    for name in fields:
-        by_value: dict[str, list[int]] = {}
-        for rank, (theirs, _) in enumerate(everyone):
-            by_value.setdefault(theirs[name], []).append(rank)
-        if len(by_value) > 1:
-            groups = "; ".join(f"ranks {ranks}: {everyone[ranks[0]][1][name]}" for ranks in by_value.values())
-            raise UsageError(
-                f"the ranks disagree on {name} ({groups}). Start all of them with the same options."
-            )
+def _signature(tensors: Mapping[str, Tensor]) -> list[tuple[str, tuple[int, ...], str]]:
+    return [(name, tuple(x.shape), str(x.dtype)) for name, x in tensors.items()]
 
 
 class Session:
@@ -357,19 +346,22 @@ class Session:
         threaded = progress == "thread" and transport.needs_polling
         self._stop_progress = _progress_thread(transport, self._engine) if threaded else lambda: None
         self._finished = False
+        self._unstepped: int | None = 0  # training forwards before the optimizer's first step
         _joined.add(model)
 
     # -- hooks -------------------------------------------------------------------------------------
 
     def _attach(self, overlap: bool) -> Iterator[Any]:
-        engine, model, depth = self._engine, self._model, 0
+        engine, model, depth, in_closure = self._engine, self._model, 0, False
 
         def on_forward(module: nn.Module, *_: Any) -> None:
             nonlocal depth
-            depth = 0  # whatever became of the last step
+            if not in_closure:
+                depth = 0  # whatever became of the last step
             learning = module.training and torch.is_grad_enabled()
             if learning:
                 engine.on_forward()
+                self._check_stepping()
             engine.on_module(module, learning)
 
         def on_module(module: nn.Module, *_: Any) -> None:
@@ -377,17 +369,38 @@ class Session:
 
         # A step may call that of its base class, which has the same hooks.
 
-        def on_step_begin(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        def marked(closure: Callable[[], Any]) -> Callable[[], Any]:
+            def call() -> Any:
+                nonlocal depth, in_closure
+                in_closure = True
+                try:
+                    return closure()
+                except BaseException:
+                    depth = 0  # the step ends here, and its hook is not called
+                    raise
+                finally:
+                    in_closure = False
+
+            return call
+
+        def on_step_begin(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], options: Any) -> Any:
             nonlocal depth
             depth += 1
             if depth > 1 or engine.applying:
-                return
+                return None
             if _optimized(optimizer) != self._optimized:
                 raise UsageError(
                     "the optimizer's parameters changed after join (add_param_group?). Add them before join."
                 )
             self._adoption.check()
-            engine.on_step_begin()
+            self._unstepped = None
+            closure = _closure(args, options)
+            engine.on_step_begin(closure is not None)
+            if closure is None:
+                return None
+            if "closure" in options:
+                return args, {**options, "closure": marked(closure)}
+            return (optimizer, marked(closure), *args[2:]), options
 
         def on_step_end(*_: Any) -> None:
             nonlocal depth
@@ -406,6 +419,22 @@ class Session:
             for module in model.modules():
                 if module is not model and self._sees(module):
                     yield module.register_forward_pre_hook(Hook(on_module), prepend=True)
+
+    def _check_stepping(self) -> None:
+        """Warn when the model learns, but not by the optimizer of `join`."""
+        if self._unstepped is None:
+            return
+        self._unstepped += 1
+        if self._unstepped == UNSTEPPED_FORWARDS:
+            self._warn_unstepped()
+
+    def _warn_unstepped(self) -> None:
+        if self.rank == 0:
+            warnings.warn(
+                f"{self._unstepped} training forward passes, and the optimizer given to join has not made a "
+                "step: nothing has been exchanged. Give join the optimizer whose step() your loop calls.",
+                stacklevel=2,
+            )
 
     def _attach_trace(self, trace: Trace, before_engine: bool) -> Iterator[Any]:
         """For a picture of what the model computes: modules forward, gradients, the optimizer.
@@ -450,7 +479,7 @@ class Session:
             engine.catch_up()
 
         def on_step_begin(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], options: Any) -> None:
-            if options.get("closure", args[1] if len(args) > 1 else None) is not None:
+            if _closure(args, options) is not None:
                 raise UsageError(
                     "optimizer.step(closure) computes gradients, but here they arrive after step(). Call "
                     "backward() before step(), or use --no-overlap (join(overlap=False))."
@@ -486,6 +515,7 @@ class Session:
 
     def skip(self) -> None:
         """Call in place of an ``optimizer.step()`` that this rank skips (a GradScaler found infinities)."""
+        self._unstepped = None
         self._engine.skip()
 
     def wait(self) -> None:
@@ -499,6 +529,9 @@ class Session:
         self._finished = True
         _joined.discard(self._model)
         self.wait()
+        self._engine.say_finished()
+        if self._unstepped and self._unstepped < UNSTEPPED_FORWARDS:
+            self._warn_unstepped()
         on_a_network = self.world.local_size < self.size  # inside one host bytes cost next to nothing
         if self.rank == 0 and on_a_network and (text := self.stats.compression_loss(self.world.fastest)):
             warnings.warn(text, stacklevel=2)
@@ -519,7 +552,9 @@ class Session:
         self.world.bytes_sent, self.world.messages_sent = books
         if not self.world.wait(lambda: pending.done, self._timeout):
             raise UsageError(
-                f"rank {self.rank}: not all ranks called this collective within {self._timeout:g} s."
+                f"rank {self.rank}: not all ranks came to this call within {self._timeout:g} s. "
+                "averaged_state_dict and consensus_distance are collective: every rank calls them, between "
+                "the same steps."
             )
         return pending.value()
 
@@ -603,6 +638,12 @@ class Session:
                     "Resume with the options it was started with."
                 )
         self._engine.load_state_dict(state)
+
+
+def _closure(args: tuple[Any, ...], options: Mapping[str, Any]) -> Callable[[], Any] | None:
+    """The closure in the arguments of a call of `Optimizer.step`, the optimizer being the first."""
+    closure: Callable[[], Any] | None = options.get("closure", args[1] if len(args) > 1 else None)
+    return closure
 
 
 def _optimized(optimizer: torch.optim.Optimizer) -> set[int]:

@@ -22,6 +22,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from gossip import files
 from gossip.errors import UsageError
 from gossip.transport.base import Receipt, Transport, from_bytes
 
@@ -105,7 +106,7 @@ class Trace:
             _post(world, torch.frombuffer(bytearray(mine), dtype=torch.uint8), 0, tag)
             return
         opener: Any = gzip.open if self._path.suffix == ".gz" else open
-        with opener(self._path, "wb") as file:
+        with files.writing(self._path), opener(self._path, "wb") as file:
             file.write(b'{"displayTimeUnit": "ms", "traceEvents": [\n' + mine)
             for rank in range(1, world.size):
                 part = _arrived(world, world.expect(rank, tag, sizes[rank]))

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from experiments import files
 from experiments.netlab.compute import Compute
+from gossip import files
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Job:
     def reply(self, rank: int, value: Any) -> None:
         """Write the answer so far (rank 0 only); whoever reads it finds a whole one."""
         if rank == 0:
-            files.replace(self.answer, lambda path: path.write_text(json.dumps(value)))
+            files.replace_text(self.answer, json.dumps(value))
 
 
 def tasks() -> dict[str, Callable[[Job], None]]:

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from experiments import files
 from experiments.netlab.network import default_congestion
+from gossip import files
 from gossip.errors import UsageError
 
 Cell = dict[str, Any]
@@ -50,7 +50,7 @@ class Results:
         """Write the file; whoever reads it meanwhile sees the old one whole."""
         facts = {name: value for name, value in asdict(self).items() if name != "path"}
         text = json.dumps(facts, indent=1, ensure_ascii=False) + "\n"
-        files.replace(self.path, lambda path: path.write_text(text, encoding="utf-8"))
+        files.replace_text(self.path, text)
 
     @classmethod
     def load(cls, folder: Path) -> Results:

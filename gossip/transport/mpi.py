@@ -638,7 +638,9 @@ def install_excepthook(transport: Transport) -> None:
     defaults = sys.excepthook, threading.excepthook
 
     def end(error: BaseException) -> NoReturn:
-        if isinstance(error, PeerLostError) or (isinstance(error, UsageError) and transport.rank > 0):
+        if isinstance(error, GossipError) and (
+            error.second_hand or (isinstance(error, UsageError) and transport.rank > 0)
+        ):
             time.sleep(SECOND_HAND)
         if isinstance(error, KeyboardInterrupt):
             _print(transport.rank, "interrupted")

@@ -57,7 +57,8 @@ def to_host(x: Tensor, into: Tensor | None = None) -> Staged:
 
 def host_empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Memory of the host; pinned if this process uses a GPU."""
-    return torch.empty(shape, dtype=dtype, pin_memory=torch.cuda.is_initialized())
+    with torch.inference_mode(False):  # it may serve again outside of the caller's inference mode
+        return torch.empty(shape, dtype=dtype, pin_memory=torch.cuda.is_initialized())
 
 
 @functools.cache

@@ -53,7 +53,7 @@ def test_the_written_file_repeats_the_options(tmp_path: Path, flags: list[str]) 
     [
         ('algoritm = "dcd"', "unknown key 'algoritm'; did you mean algorithm"),
         ("zzz = 1", "unknown key 'zzz'; known keys: .*batch-size"),
-        ("resume = true", "unknown key 'resume'"),
+        ("resume = true", "'resume' is about the command, and no part of a run: type --resume"),
         ('lr = "fast"', "--lr.*'fast' is not a number above 0"),
         ("batch_size = 0", "--batch-size.*0 is not a whole number above 0"),
         ("overlap = 1", "overlap = 1: write true or false"),
@@ -80,6 +80,7 @@ def test_a_wrong_file_is_named(tmp_path: Path, text: str, says: str) -> None:
         (["--nesterov", "--momentum", "0"], "--nesterov needs a --momentum above 0"),
         (["--resume"], "name it with --out"),
         (["--resume", "--out", "/nowhere"], "no run in /nowhere"),
+        (["--out", ""], "name a folder"),
         (["--config", "/nowhere.toml"], "/nowhere.toml: No such file"),
     ],
 )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
 from experiments.runfolder import FILES, RunFolder, read_metrics
-from gossip.errors import UsageError
+from gossip.errors import UsageError, WriteError
 
 
 def used(path: Path) -> RunFolder:
@@ -70,11 +72,10 @@ def test_files_are_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     folder = RunFolder(tmp_path)
     folder.write_json("summary.json", {"a": 1})
 
-    def torn(self: Path, text: str, encoding: str | None = None) -> None:
-        self.write_bytes(b"half")
-        raise OSError("disk full")
+    def full(file: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", torn)
-    with pytest.raises(OSError, match="disk full"):
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(WriteError, match=r"summary\.json cannot be written: No space left"):
         folder.write_json("summary.json", {"a": 2})
     assert folder.summary() == {"a": 1}

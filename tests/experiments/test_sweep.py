@@ -75,7 +75,7 @@ def test_seeds_full_and_overrides(tmp_path: Path) -> None:
         ('algorithm = ["dcd", "dcdd"]', r"a.toml: algorithm 'dcdd'.*did you mean 'dcd'"),
         ("[runz]\nlr = 1", r"unknown table \[runz\]; did you mean \[runs\]"),
         ("[runs]\nlr = 1", r"write runs as one or more \[\[runs\]\]"),
-        ("out = 'x'", "unknown key 'out'"),
+        ("out = 'x'", "'out' is about the command"),
         ("nesterov = true\nmomentum = 0", "a.toml: --nesterov needs"),
     ],
 )

@@ -94,3 +94,51 @@ def test_a_usage_error_is_printed_once_with_code_2(mpirun: Any, tmp_path: Path) 
     assert ran.returncode == 2, ran.stderr
     assert ran.stderr.count("has 16 nodes") == 1 and "Traceback" not in ran.stderr
     assert not (tmp_path / "a").exists()
+
+
+BY_RANK = """
+import json, sys
+from experiments import train
+from gossip.transport.environment import env_rank
+train.main(json.loads(sys.argv[1])[env_rank()])
+"""
+
+
+def run_by_rank(mpirun: Any, *flags: tuple[str, ...]) -> Any:
+    """A job whose ranks were given different flags, as ``mpirun -n 1 … : -n 1 …`` does."""
+    return mpirun(len(flags), "-c", BY_RANK, json.dumps(flags))
+
+
+def contents(run: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def test_ranks_with_different_flags_are_told_before_anything_is_written(mpirun: Any, tmp_path: Path) -> None:
+    own = (*SMALL, "--out", str(tmp_path / "a"))
+    ran = run_by_rank(mpirun, own, (*own, "--lr", "0.2"))
+    assert ran.returncode == 2, ran.stderr
+    assert ran.stderr.count("the ranks disagree on --lr (rank 0: 0.1; rank 1: 0.2)") == 1
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_finished_run_outlives_ranks_that_disagree_about_it(mpirun: Any, tmp_path: Path) -> None:
+    run = tmp_path / "a"
+    assert mpirun(2, "-m", "experiments.train", *SMALL, "--out", str(run)).returncode == 0
+    before = contents(run)
+    own = (*SMALL, "--out", str(run))
+    ran = run_by_rank(mpirun, (*own, "--overwrite"), (*own, "--resume"))
+    assert ran.returncode == 2, ran.stderr
+    assert "the ranks disagree on --resume (rank 0: False; rank 1: True)" in ran.stderr
+    assert contents(run) == before
+
+
+def test_a_checkpoint_that_one_rank_cannot_read_changes_nothing(mpirun: Any, tmp_path: Path) -> None:
+    run = tmp_path / "a"
+    assert mpirun(2, "-m", "experiments.train", *SMALL, "--out", str(run)).returncode == 0
+    newest = max((run / "checkpoint").glob("step-*"))
+    (newest / "rank1.pt").write_bytes(b"torn")
+    before = contents(run)
+    ran = mpirun(2, "-m", "experiments.train", "--resume", "--epochs", "6", "--out", str(run))
+    assert ran.returncode == 1, ran.stderr
+    assert f"{newest}/rank1.pt is" in ran.stderr and "Traceback" not in ran.stderr
+    assert contents(run) == before

@@ -14,7 +14,7 @@ import torch
 
 import gossip
 from gossip import checkpoint
-from gossip.errors import CheckpointError
+from gossip.errors import CheckpointError, WriteError
 
 ABOUT = {"algorithm": "dcd"}
 
@@ -70,7 +70,7 @@ def test_no_file_is_ever_half_written_under_its_name(tmp_path: Path, monkeypatch
         raise OSError("disk full")
 
     monkeypatch.setattr(torch, "save", torn)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(WriteError, match=r"step-000002/rank0\.pt cannot be written: disk full"):
         save(tmp_path, 2)
     assert not (tmp_path / "step-000002" / "rank0.pt").exists()
     assert load(tmp_path)[0] == 1
@@ -82,6 +82,7 @@ def test_no_file_is_ever_half_written_under_its_name(tmp_path: Path, monkeypatch
         (lambda file: file.unlink(), "is missing"),
         (lambda file: os.truncate(file, 200), "damaged or was cut short"),
         (lambda file: file.write_bytes(b""), "damaged or was cut short"),
+        (lambda file: file.write_bytes(b"torn"), "damaged or was cut short"),
         (
             lambda file: file.write_bytes(pickle.dumps(os.getcwd, protocol=2)),
             "not a checkpoint of this program",
