@@ -24,7 +24,9 @@ def step_ms(args: argparse.Namespace, algorithm: str, out: Path) -> float:
     """One run's median step time in ms."""
     command = ["mpirun", "-n", str(args.ranks), sys.executable, "-m", "experiments.train"]
     command += ["--model", args.model, "--dataset", "synthetic:train=4096,test=64", "--batch-size", "16"]
-    command += ["--algorithm", algorithm, "--compressor", args.compressor, "--topology", args.topology]
+    command += ["--algorithm", algorithm, "--topology", args.topology]
+    if algorithm != "local":
+        command += ["--compressor", args.compressor]
     command += ["--steps", str(args.steps), "--epochs", "1000", "--eval-every", "1000", "--seed", "1"]
     command += ["--log-every", str(args.steps), "--out", str(out), "--overwrite"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
