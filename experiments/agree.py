@@ -137,7 +137,9 @@ class Agreement:
     def _raise_diverged(self) -> NoReturn:
         first = self.first_diverged() or {}
         what = f"the loss is {first['loss']}" if "loss" in first else "NaN or infinity in the parameters"
-        raise DivergedError(
+        error = DivergedError(
             f"training has diverged: {what} on rank {first.get('rank')} at step {first.get('round')}. "
             "Lower --lr, warm it up (--lr-warmup), or take a finer --compressor."
         )
+        error.second_hand = first.get("rank") != self._world.rank
+        raise error

@@ -155,6 +155,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     known = parser().parse_args(argv)  # reports a wrong flag as such, not as one of the file's
+    if known.out == "":
+        raise UsageError("--out '': name a folder, such as runs/x, or leave --out out")
     files = []
     if known.resume:
         if known.out is None:
@@ -168,8 +170,6 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     args = parser().parse_args([*(token for file in files for token in flags_of(file)), *argv])
     if known.resume:
         _check_same_run(args, parser().parse_args(flags_of(files[0])), known.out)
-    if args.out == "":
-        raise UsageError("--out '': name a folder, such as runs/x, or leave --out out")
     if args.resume and args.overwrite:
         raise UsageError("--resume continues a run and --overwrite deletes it: give one of them")
     if args.seed < 0:

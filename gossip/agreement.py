@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gossip.errors import UsageError
 from gossip.transport.base import Transport
 
-SHOWN = 60
-"""Characters of a value that an error shows."""
+SHOWN, BEFORE = 60, 20
+"""Characters of a value that an error shows, and how many of them may lie before the first difference."""
 
 
 def agree(transport: Transport, fields: Mapping[str, Any]) -> None:
@@ -33,22 +34,24 @@ def agree(transport: Transport, fields: Mapping[str, Any]) -> None:
             )
 
 
-def _groups(values: list[Any]) -> list[str]:
-    """``rank 0: ring``, ``ranks 1 to 3: torus``: who has what."""
-    if all(isinstance(value, list) for value in values):
-        values = _at_first_difference(values)
+def _groups(values: Sequence[Any]) -> list[str]:
+    """``rank 0: 'ring'``, ``ranks 1 to 3: 'torus'``: who has what."""
+    lists = all(isinstance(value, list) for value in values)
+    shown = _at_first_difference(values) if lists else [repr(value) for value in values]
+    columns = zip(*shown, strict=False)
+    alike = sum(1 for _ in itertools.takewhile(lambda column: len(set(column)) == 1, columns))
+    start = max(0, alike - BEFORE) if max(map(len, shown)) > SHOWN else 0
     holders: dict[str, list[int]] = {}
-    for rank, value in enumerate(values):
-        holders.setdefault(repr(value), []).append(rank)
-    return [f"{_name(ranks)}: {value[:SHOWN]}" for value, ranks in holders.items()]
+    for rank, text in enumerate(shown):
+        holders.setdefault(text, []).append(rank)
+    before = "…" if start else ""
+    return [f"{_name(ranks)}: {before}{text[start : start + SHOWN]}" for text, ranks in holders.items()]
 
 
-def _at_first_difference(lists: list[list[Any]]) -> list[Any]:
-    for i in range(max(map(len, lists))):
-        items = [repr(each[i]) if i < len(each) else "nothing" for each in lists]
-        if len(set(items)) > 1:
-            return [each[i] if i < len(each) else None for each in lists]
-    return list(lists)
+def _at_first_difference(lists: Sequence[list[Any]]) -> list[str]:
+    texts = ([repr(item) for item in each] for each in lists)
+    rows = itertools.zip_longest(*texts, fillvalue="nothing")
+    return next(list(row) for row in rows if len(set(row)) > 1)
 
 
 def _name(ranks: list[int]) -> str:

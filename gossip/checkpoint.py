@@ -17,6 +17,7 @@ import random
 import re
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ import numpy as np
 import torch
 
 from gossip import files
-from gossip.errors import CheckpointError
+from gossip.errors import CheckpointError, WriteError
 from gossip.transport.base import Transport
 
 FORMAT = 1
@@ -50,23 +51,41 @@ def save(
     Returns the checkpoint's folder, once it is complete.
 
     Raises:
-        WriteError: there is no room for it; the older ones are still there.
+        WriteError: on every rank, if one has no room for it; the older ones are still there.
     """
     here = folder / f"step-{step:06d}"
-    with files.writing(here):
-        here.mkdir(parents=True, exist_ok=True)
     if world.rank == 0:
         (here / "complete").unlink(missing_ok=True)  # this step is being written anew
     world.barrier()
-    files.replace(here / f"rank{world.rank}.pt", lambda file: torch.save(dict(state), file))
-    world.barrier()
+    with _together(world), files.writing(here):
+        here.mkdir(parents=True, exist_ok=True)
+        files.replace(here / f"rank{world.rank}.pt", lambda file: torch.save(dict(state), file))
     keep = None
-    if world.rank == 0:
-        facts = {"format": FORMAT, "step": step, "size": world.size, "about": dict(about or {})}
-        files.replace_text(here / "complete", json.dumps(facts, indent=2))
-        keep = [path.name for path in _complete(folder, up_to=step)[-KEEP:]]
+    with _together(world):
+        if world.rank == 0:
+            facts = {"format": FORMAT, "step": step, "size": world.size, "about": dict(about or {})}
+            files.replace_text(here / "complete", json.dumps(facts, indent=2))
+            keep = [path.name for path in _complete(folder, up_to=step)[-KEEP:]]
     _drop_all_but(world.allgather(keep)[0], folder, world)
     return here
+
+
+@contextmanager
+def _together(world: Transport) -> Iterator[None]:
+    """Collective: what keeps one rank from writing is an error on all of them."""
+    problem = None
+    try:
+        yield
+    except WriteError as error:
+        problem = error
+    problems = world.allgather(None if problem is None else str(problem))
+    if problem is not None:
+        raise problem
+    for rank, text in enumerate(problems):
+        if text is not None:
+            lost = WriteError(f"rank {rank}: {text}")
+            lost.second_hand = True
+            raise lost
 
 
 def latest(folder: Path) -> Path | None:

@@ -129,25 +129,29 @@ def _diverged(where: dict[str, int], second_hand: bool = False) -> DivergedError
 
 
 class Hook:
-    """Calls the engine from a hook of torch. A copy or pickle of it does nothing: models stay copyable.
+    """Calls the engine from a hook of torch. A copy or pickle of it does nothing: models stay copyable."""
 
-    What torch.compile traces goes without it: rounds then begin, and messages move, at the hooks of the
-    gradients and of the optimizer, which are never traced.
-    """
-
-    def __init__(self, call: Callable[..., None] | None) -> None:
+    def __init__(self, call: Callable[..., Any] | None) -> None:
         self._call = call
 
     def __call__(self, *args: Any) -> Any:
-        if self._call is None or torch.compiler.is_compiling():
-            return None
-        return self._call(*args)
+        return None if self._call is None else self._call(*args)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Hook:
         return Hook(None)
 
     def __reduce__(self) -> tuple[type[Hook], tuple[None]]:
         return Hook, (None,)
+
+
+class ForwardHook(Hook):
+    """A hook that a compiled model goes without.
+
+    Rounds then begin, and messages move, at the hooks of gradients and optimizer.
+    """
+
+    def __call__(self, *args: Any) -> Any:
+        return None if torch.compiler.is_dynamo_compiling() else super().__call__(*args)
 
 
 M = TypeVar("M", bound=Callable[..., Any])
@@ -301,21 +305,23 @@ class Engine:
                 raise _diverged(where, second_hand=True)
         if not isinstance(lane.effect, Arrival) or lane.effect.ready:
             return
-        gone = {
-            **{j: f"has left ({why})" for j, why in self.transport.departed.items()},
-            **{
-                j: f"has finished after round {t}"
-                for j, (run, t) in self.transport.notes.get("finished", {}).items()
-                if run == self._run and t < lane.node.t
-            },
+        departed = self.transport.departed
+        finished = {
+            j: t
+            for j, (run, t) in self.transport.notes.get("finished", {}).items()
+            if run == self._run and t < lane.node.t
         }
         missing = lane.effect.missing()
-        if whom := [j for j in sorted(gone) if missing is None or j in missing]:
-            raise PeerLostError(
-                f"rank {self.transport.rank}, round {lane.node.t}, {lane.node.label}: "
-                f"waits for rank {whom[0]}, which {gone[whom[0]]}. Did every rank run the same "
-                "number of steps? node.shard(dataset, batch_size) gives each the same."
-            )
+        for j in sorted(departed.keys() | finished.keys()):
+            if missing is None or j in missing:
+                what = f"finished after round {finished[j]}" if j in finished else f"left ({departed[j]})"
+                error = PeerLostError(
+                    f"rank {self.transport.rank}, round {lane.node.t}, {lane.node.label}: "
+                    f"waits for rank {j}, which has {what}. Did every rank run the same number of steps? "
+                    "node.shard(dataset, batch_size) gives each the same."
+                )
+                error.second_hand = j not in finished
+                raise error
 
     @property
     def _run(self) -> int:
@@ -323,7 +329,7 @@ class Engine:
         return self.lanes[0].node.tag
 
     def say_finished(self) -> None:
-        """Tell the others that no round will follow, for whoever waits for one."""
+        """Tell the others that no round will follow: one that waits for more has taken more steps."""
         self.transport.note("finished", [self._run, self.round])
 
     def _stuck(self, lane: Lane) -> str:
@@ -398,7 +404,7 @@ class Engine:
                 self._reduce()  # no backward in this step: a zero gradient
             if self._lazy is not None:
                 self._park(self._lazy)
-        elif self.overlap and self.local_steps + 1 == self.every:
+        elif self.overlap and self.local_steps + 1 == self.every and not has_closure:
             self._await(Update)
 
     @_locked
@@ -407,8 +413,8 @@ class Engine:
         if self.averages_gradients:
             if not self._reduced:
                 raise UsageError(
-                    "optimizer.step(closure): the closure has not called backward(), so this step has no "
-                    "gradient to exchange. Call backward() in it, or before a step() without a closure."
+                    "optimizer.step(closure): the closure has not called backward() (outside of no_sync), "
+                    "so this step has no gradient to exchange. Call it there, or before step() without it."
                 )
             self._reduced = False
             self._stale.clear()
@@ -477,10 +483,11 @@ class Engine:
         if not self._in_backward:
             if self._reduced:
                 raise UsageError(
-                    "a second backward() before the end of optimizer.step(): its gradient would be lost. Put "
-                    "all but the last under `with node.no_sync():` to accumulate. (With "
-                    "torch.utils.checkpoint, pass use_reentrant=False. An optimizer that calls its closure "
-                    "several times, as LBFGS does, needs a method that exchanges parameters, such as dpsgd.)"
+                    "a second backward() before the end of optimizer.step(): its gradient would be lost. "
+                    "To accumulate, put all but the last under `with node.no_sync():`; for a step() that is "
+                    "left out, call node.skip(). (With torch.utils.checkpoint, pass use_reentrant=False. An "
+                    "optimizer that calls its closure several times, as LBFGS does, needs a method that "
+                    "exchanges parameters, such as dpsgd.)"
                 )
             self._begin_backward()
             Variable._execution_engine.queue_callback(self._reduce)

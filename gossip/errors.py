@@ -25,7 +25,10 @@ class UsageError(GossipError):
 
 
 class DivergedError(GossipError):
-    """Training produced a non-finite value. Names the first rank and step that saw it."""
+    """Training produced a non-finite value. Names the first rank and step that saw it.
+
+    It ends the process's part in the job: sessions that are joined later would hear of it, too.
+    """
 
     exit_code = 3
 

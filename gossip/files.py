@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from gossip.errors import WriteError
+from gossip.errors import GossipError, WriteError
 
 
 def replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
@@ -39,19 +40,21 @@ def replace_text(path: Path, text: str) -> None:
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turn what the system says against writing to `path` into a `WriteError`."""
+    handled = sys.exc_info()[1]  # this may run where another error is being handled, which is none of ours
     try:
         yield
+    except GossipError:
+        raise
     except Exception as error:  # torch.save hides the system's error behind a RuntimeError of its own
-        reason = _system_error(error)
+        reason = _system_error(error, handled)
         if reason is None:
             raise
-        raise WriteError(
-            f"{path} cannot be written: {reason.strerror or reason}. What was written before is whole; make "
-            "room, or give another place, and go on from there."
-        ) from error
+        raise WriteError(f"{path} cannot be written: {reason.strerror or reason}.") from error
 
 
-def _system_error(error: BaseException | None) -> OSError | None:
-    while error is not None and not isinstance(error, OSError):
+def _system_error(error: BaseException | None, handled: BaseException | None) -> OSError | None:
+    while error is not None and error is not handled:
+        if isinstance(error, OSError):
+            return error
         error = error.__cause__ or error.__context__
-    return error
+    return None

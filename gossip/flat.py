@@ -180,19 +180,13 @@ class FlatModel:
         return [(name, tuple(p.shape), tuple(p.stride())) for p, name in self.names.items()]
 
     def check_attached(self) -> None:
-        """Raise UsageError if some parameter that learns does not live in the flat vector (any more)."""
+        """Raise UsageError if some parameter no longer lives in the flat vector."""
         start = self.vector.data_ptr()
         for home, key, p in self._homes:
             if home.get(key) is not p or (p.numel() and p.data_ptr() != start + 4 * self.offset[p]):
                 raise UsageError(
                     f"parameter {self.names[p]!r} was moved after join (by .to(...), .half(), .cuda() or "
                     "load_state_dict(assign=True)), so neighbours no longer see it. Do that before join."
-                )
-        for name, p in self.frozen.items():
-            if p.requires_grad:
-                raise UsageError(
-                    f"parameter {name!r} was frozen when join was called, and is not any more: each rank "
-                    "would train it alone. Unfreeze it before join, or finish() the session and join anew."
                 )
 
     # -- gradients ---------------------------------------------------------------------------------

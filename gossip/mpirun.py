@@ -11,6 +11,10 @@ queues behind a whole message of the other direction, so an exchange both ways g
 the rate. Safe here because receives are posted before messages come, one per peer and tag. Costs 64 MiB of
 address space."""
 
+SEND_FLAGS = "send,inplace,need-ack,need-csum,hetero-rdma"
+"""Open MPI's own flags for TCP but `put`: longer messages then go in fragments of `EAGER_BYTES`, and not
+whole, so that a consent waits behind three fragments at most."""
+
 MPIRUN_ENVIRONMENT = {
     # Containers and rented machines often have no other user than root.
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -26,6 +30,7 @@ MPIRUN_ENVIRONMENT = {
     "OMPI_MCA_btl_tcp_eager_limit": str(EAGER_BYTES),
     "OMPI_MCA_btl_tcp_rndv_eager_limit": str(EAGER_BYTES),
     "OMPI_MCA_btl_tcp_max_send_size": str(EAGER_BYTES),
+    "OMPI_MCA_btl_tcp_flags": SEND_FLAGS,
 }
 """Settings of Open MPI 5 and 4; other MPI libraries ignore them. Options of mpirun override them."""
 

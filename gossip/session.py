@@ -23,7 +23,7 @@ from gossip import spec
 from gossip.agreement import agree
 from gossip.algorithms import Adoption, Algorithm
 from gossip.effects import Node
-from gossip.engine import Engine, Hook
+from gossip.engine import Engine, ForwardHook, Hook
 from gossip.errors import CheckpointError, UsageError
 from gossip.flat import FlatModel
 from gossip.forward_order import ForwardOrder
@@ -45,8 +45,8 @@ _joined: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 GRADIENT_BUCKET_MB = 25.0
 """Gradient methods exchange buckets of about this size (MiB), as torch's DDP does."""
 
-UNSTEPPED_FORWARDS = 100
-"""So many training forwards without any step are more than a loop accumulates: see `_check_stepping`."""
+UNSTEPPED = 100
+"""So many backward passes without any step are more than a loop accumulates."""
 
 
 def join(
@@ -133,14 +133,14 @@ def join(
     agree(
         transport,
         {
-            "optimizer": [adoption.of(p) for p in flat.names],
             "algorithm": str(method),
-            "topology": graph.fingerprint(),
+            "topology": (graph.name, graph.fingerprint()),
             "compressor": str(codec),
             "seed": seed,
             "parameters": flat.signature(),
             "frozen parameters": _signature(flat.frozen),
             "buffers": _signature(dict(model.named_buffers())),
+            "optimizer": [adoption.of(p) for p in flat.names],
             "buckets": [bucket.size for bucket in flat.buckets],
             "trace": trace is not None,
         },
@@ -339,19 +339,19 @@ class Session:
         self._timeout = timeout
         self._handles = [
             *(self._attach_trace(trace, before_engine=True) if trace is not None else ()),
-            *self._attach(overlap),
+            *self._attach(overlap, lazy is not None),
             *(self._attach_waits() if lazy is not None else ()),
             *(self._attach_trace(trace, before_engine=False) if trace is not None else ()),
         ]
         threaded = progress == "thread" and transport.needs_polling
         self._stop_progress = _progress_thread(transport, self._engine) if threaded else lambda: None
         self._finished = False
-        self._unstepped: int | None = 0  # training forwards before the optimizer's first step
+        self._unstepped: int | None = 0  # backward passes before the optimizer's first step
         _joined.add(model)
 
     # -- hooks -------------------------------------------------------------------------------------
 
-    def _attach(self, overlap: bool) -> Iterator[Any]:
+    def _attach(self, overlap: bool, lazy: bool) -> Iterator[Any]:
         engine, model, depth, in_closure = self._engine, self._model, 0, False
 
         def on_forward(module: nn.Module, *_: Any) -> None:
@@ -361,11 +361,16 @@ class Session:
             learning = module.training and torch.is_grad_enabled()
             if learning:
                 engine.on_forward()
-                self._check_stepping()
             engine.on_module(module, learning)
 
         def on_module(module: nn.Module, *_: Any) -> None:
             engine.on_module(module, torch.is_grad_enabled())
+
+        def on_backward(*_: Any) -> None:
+            nonlocal depth
+            if not in_closure:
+                depth = 0
+            self._check_stepping()
 
         # A step may call that of its base class, which has the same hooks.
 
@@ -392,9 +397,20 @@ class Session:
                 raise UsageError(
                     "the optimizer's parameters changed after join (add_param_group?). Add them before join."
                 )
+            for name, p in self._flat.frozen.items():
+                if p.requires_grad and id(p) in self._optimized:
+                    raise UsageError(
+                        f"parameter {name!r} was frozen when join was called, and is not any more: each "
+                        "rank would train it alone. Unfreeze it before join, or finish() and join anew."
+                    )
             self._adoption.check()
             self._unstepped = None
-            closure = _closure(args, options)
+            closure: Callable[[], Any] | None = options.get("closure", args[1] if len(args) > 1 else None)
+            if closure is not None and lazy:
+                raise UsageError(
+                    "optimizer.step(closure) computes gradients, but here they arrive after step(). Call "
+                    "backward() before step(), or use --no-overlap (join(overlap=False))."
+                )
             engine.on_step_begin(closure is not None)
             if closure is None:
                 return None
@@ -404,35 +420,43 @@ class Session:
 
         def on_step_end(*_: Any) -> None:
             nonlocal depth
+            if depth == 0:
+                raise UsageError(
+                    f"{type(self._optimizer).__name__}.step() has run the model by itself, or gone on after "
+                    "its closure failed: what belongs to the step cannot be told. Let it evaluate the model "
+                    "by step(closure) only."
+                )
             depth -= 1
             if depth == 0 and not engine.applying:
                 engine.on_step_end()
 
         # Before other hooks, such as weight_norm's, which computes from the parameters that these bring.
-        yield model.register_forward_pre_hook(Hook(on_forward), prepend=True)
-        yield self._optimizer.register_step_pre_hook(Hook(on_step_begin))
-        yield self._optimizer.register_step_post_hook(Hook(on_step_end))
+        forward_hook = (lambda call: Hook(torch.compiler.disable(call))) if lazy else ForwardHook
+        yield model.register_forward_pre_hook(forward_hook(on_forward), prepend=True)
+        yield self._optimizer.register_step_pre_hook(Hook(torch.compiler.disable(on_step_begin)))
+        yield self._optimizer.register_step_post_hook(Hook(torch.compiler.disable(on_step_end)))
+        yield next(iter(self._flat.names)).register_post_accumulate_grad_hook(Hook(on_backward))
         if overlap or engine.averages_gradients:
             for p in self._flat.names:
                 yield p.register_post_accumulate_grad_hook(Hook(engine.on_gradient))
         if overlap:
             for module in model.modules():
                 if module is not model and self._sees(module):
-                    yield module.register_forward_pre_hook(Hook(on_module), prepend=True)
+                    yield module.register_forward_pre_hook(forward_hook(on_module), prepend=True)
 
     def _check_stepping(self) -> None:
         """Warn when the model learns, but not by the optimizer of `join`."""
         if self._unstepped is None:
             return
         self._unstepped += 1
-        if self._unstepped == UNSTEPPED_FORWARDS:
+        if self._unstepped == UNSTEPPED:
             self._warn_unstepped()
 
     def _warn_unstepped(self) -> None:
         if self.rank == 0:
             warnings.warn(
-                f"{self._unstepped} training forward passes, and the optimizer given to join has not made a "
-                "step: nothing has been exchanged. Give join the optimizer whose step() your loop calls.",
+                f"{self._unstepped} backward passes, and the optimizer given to join has not made a step "
+                "yet: nothing has been exchanged. Is it the one whose step() your loop calls?",
                 stacklevel=2,
             )
 
@@ -478,19 +502,11 @@ class Session:
         def catch_up(*_: Any) -> None:
             engine.catch_up()
 
-        def on_step_begin(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], options: Any) -> None:
-            if _closure(args, options) is not None:
-                raise UsageError(
-                    "optimizer.step(closure) computes gradients, but here they arrive after step(). Call "
-                    "backward() before step(), or use --no-overlap (join(overlap=False))."
-                )
-
         for module in self._model.modules():
             yield module.register_state_dict_pre_hook(Hook(catch_up))
             yield module._register_load_state_dict_pre_hook(Hook(catch_up))  # public from torch 2.5 on only
         yield self._optimizer.register_state_dict_pre_hook(Hook(catch_up))
         yield self._optimizer.register_load_state_dict_pre_hook(Hook(catch_up))
-        yield self._optimizer.register_step_pre_hook(Hook(on_step_begin))
 
     # -- training ----------------------------------------------------------------------------------
 
@@ -530,7 +546,7 @@ class Session:
         _joined.discard(self._model)
         self.wait()
         self._engine.say_finished()
-        if self._unstepped and self._unstepped < UNSTEPPED_FORWARDS:
+        if self._unstepped is not None and 1 < self._unstepped < UNSTEPPED:
             self._warn_unstepped()
         on_a_network = self.world.local_size < self.size  # inside one host bytes cost next to nothing
         if self.rank == 0 and on_a_network and (text := self.stats.compression_loss(self.world.fastest)):
@@ -638,12 +654,6 @@ class Session:
                     "Resume with the options it was started with."
                 )
         self._engine.load_state_dict(state)
-
-
-def _closure(args: tuple[Any, ...], options: Mapping[str, Any]) -> Callable[[], Any] | None:
-    """The closure in the arguments of a call of `Optimizer.step`, the optimizer being the first."""
-    closure: Callable[[], Any] | None = options.get("closure", args[1] if len(args) > 1 else None)
-    return closure
 
 
 def _optimized(optimizer: torch.optim.Optimizer) -> set[int]:

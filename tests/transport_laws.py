@@ -169,6 +169,16 @@ def law_results_of_means_are_kept(transport: Transport) -> None:
         assert torch.equal(mean, torch.full((30_000,), float(total)) / n)
 
 
+def law_means_taken_in_inference_mode_leave_nothing_behind(transport: Transport) -> None:
+    channel = transport.open_channels(1)
+    x, n = torch.full((1_000,), float(transport.rank)), transport.size
+    for inference in (True, False, True):
+        with torch.inference_mode(inference):
+            pending = transport.start_mean(x, channel)
+            wait_for(transport, pending)
+            assert torch.equal(pending.value(), torch.full((1_000,), float(n * (n - 1) // 2)) / n)
+
+
 def law_means_complete_in_any_order(transport: Transport) -> None:
     """Every rank starts its channels in an order of its own, and awaits them in another."""
     channels, n = 5, transport.size

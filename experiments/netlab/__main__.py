@@ -39,7 +39,7 @@ class Defaults:
 
 FULL = Defaults(
     bandwidths=("1.4Gbit", "100Mbit", "20Mbit", "5Mbit"),
-    latencies=("0.13ms", "1ms", "5ms", "20ms"),
+    latencies=("0.13ms", "5ms", "20ms"),
     hosts=8,
     seconds=3.0,
     loss_steps=120,
@@ -105,7 +105,7 @@ def _report(folder: Path) -> int:
 
 
 def _about(args: argparse.Namespace, sweep: Sweep | None, benchmark: Goodput | None) -> dict[str, object]:
-    about: dict[str, object] = machine()
+    about: dict[str, object] = {**machine(), "congestion": _congestions(args)[0]}
     if sweep is not None:
         about |= {
             "hosts": sweep.hosts,
@@ -144,9 +144,14 @@ def _parser() -> argparse.ArgumentParser:
         add("--overwrite", action="store_true", help="replace the results in DIR")
         add("--quick", action="store_true", help="few networks, settings and steps on 4 hosts: minutes")
         add("--hosts", type=int, metavar="N", help=f"({FULL.hosts}; {QUICK.hosts} with --quick)")
+        add(
+            "--congestion",
+            nargs="+",
+            metavar="NAME",
+            help="TCP's congestion controls; the sweep uses the first (reno, where allowed)",
+        )
         if name != "sweep":
             add("--settings", nargs="+", metavar="NAME", help=f"of MPI: {', '.join(goodput.SETTINGS)}")
-            add("--congestion", nargs="+", metavar="NAME", help="TCP's congestion controls (the machine's)")
             add("--goodput-latency", default="0.13ms", metavar="TIME", help="(%(default)s)")
         if name != "goodput":
             _add_sweep_arguments(command)
@@ -178,6 +183,10 @@ def _hosts(args: argparse.Namespace) -> int:
     return hosts
 
 
+def _congestions(args: argparse.Namespace) -> tuple[str, ...]:
+    return congestions(args.congestion, args.quick)
+
+
 def _sweep(args: argparse.Namespace) -> Sweep | None:
     if args.command == "goodput":
         return None
@@ -187,10 +196,10 @@ def _sweep(args: argparse.Namespace) -> Sweep | None:
         raise UsageError(f"--batch-size {args.batch_size}: give 1 or more.")
     bandwidths = [units.bandwidth(text) for text in args.bandwidths or defaults.bandwidths]
     latencies = [units.duration(text) for text in args.latencies or defaults.latencies]
-    jitter = units.duration(args.jitter)
+    jitter, congestion = units.duration(args.jitter), _congestions(args)[0]
     return Sweep(
         hosts=hosts,
-        networks=tuple(Network(b, latency, jitter) for b in bandwidths for latency in latencies),
+        networks=tuple(Network(b, latency, jitter, congestion) for b in bandwidths for latency in latencies),
         methods=choose(args.methods),
         compute=Compute(
             model=args.model,
@@ -223,7 +232,7 @@ def _goodput(args: argparse.Namespace) -> Goodput | None:
     return Goodput(
         hosts=_hosts(args) if args.command == "goodput" and args.hosts else goodput.HOSTS,
         settings=tuple(args.settings or _defaults(args).settings),
-        congestions=congestions(args.congestion, args.quick),
+        congestions=_congestions(args),
         latency=units.duration(args.goodput_latency),
         rates=_defaults(args).rates,
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from experiments.netlab import goodput
-from experiments.netlab.network import Network, allowed_congestion, default_congestion
+from experiments.netlab.network import Network, allowed_congestion, steady_congestion
 from experiments.netlab.results import Results
 from experiments.netlab.running import PATIENCE, run_job, say, start_seconds
 from gossip.errors import UsageError
@@ -72,16 +72,16 @@ def _brief(rows: Sequence[goodput.Row], setting: str) -> Iterator[str]:
 
 
 def congestions(named: Sequence[str] | None, quick: bool) -> tuple[str, ...]:
-    """Those named; else the machine's own, and in the full benchmark all others that hosts may use.
+    """Those named; else the steady one, and in the full benchmark all others that hosts may use.
 
     Raises:
         UsageError: one is named that hosts may not use here.
     """
-    own, allowed = default_congestion(), allowed_congestion()
+    first, allowed = steady_congestion(), allowed_congestion()
     for name in named or ():
         if name not in allowed:
             raise UsageError(
                 f"--congestion {name}: hosts may use {', '.join(allowed)} here; others after sysctl -w "
                 f"net.ipv4.tcp_allowed_congestion_control='{' '.join(allowed)} {name}', if the kernel has it."
             )
-    return tuple(named or (own, *(name for name in allowed if name != own and not quick)))
+    return tuple(named or (first, *(name for name in allowed if name != first and not quick)))

@@ -10,9 +10,9 @@ little more than half, for a reason that its sources and these settings show:
   take turns.
 - With the limit above the message there is nothing to consent to: `gossip.mpirun` sets it to 4 MiB. (The
   framework's sends are synchronous; the receiver's word that it has matched delays nobody.)
-- Without PUT (`btl_tcp_flags`) a message goes in fragments of `btl_tcp_max_send_size`, and the consent waits
-  for `pml_ob1_send_pipeline_depth` of them at most; this also serves messages above the limit. So do
-  `pieces`: the payload in several messages below it.
+- Without PUT (`btl_tcp_flags`, in `gossip.mpirun` too) a message above the limit goes in fragments of
+  `btl_tcp_max_send_size`, and the consent waits for `pml_ob1_send_pipeline_depth` of them at most. `pieces`,
+  the payload in several messages below the limit, serve the same purpose.
 - The congestion control is the machine's, Open MPI sets none. bbr keeps no more in flight than twice the rate
   times the *shortest* round trip, and on a ring acknowledgements wait in the queue of the opposite direction.
 """
@@ -32,6 +32,7 @@ import gossip
 from experiments.netlab.jobs import Job
 from experiments.netlab.network import address, shaping
 from gossip.errors import GossipError
+from gossip.mpirun import SEND_FLAGS
 from gossip.plan import link
 from gossip.transport.base import Transport
 
@@ -48,19 +49,21 @@ REPEATS = 3
 TARGET = 0.9
 HOSTS = 4
 
+PUT = {"btl_tcp_flags": "send,put,inplace,need-ack,need-csum,hetero-rdma"}
 OWN = {
+    **PUT,
     "btl_tcp_eager_limit": "65536",
     "btl_tcp_rndv_eager_limit": "65536",
     "btl_tcp_max_send_size": "131072",
 }
-NO_PUT = {"btl_tcp_flags": "send,inplace,need-ack,need-csum,hetero-rdma"}
+NO_PUT = {"btl_tcp_flags": SEND_FLAGS}
 BUFFERS = {"btl_tcp_sndbuf": str(4 << 20), "btl_tcp_rcvbuf": str(4 << 20)}
 MIB = str(1 << 20)
 
 SETTINGS: Mapping[str, Mapping[str, str]] = {
     "the framework's": {},
-    "the framework's, no PUT": NO_PUT,
-    "the framework's, no PUT, socket buffers of 4 MiB": {**NO_PUT, **BUFFERS},
+    "the framework's, with PUT": PUT,
+    "the framework's, socket buffers of 4 MiB": BUFFERS,
     "Open MPI's own": OWN,
     "fragments, no PUT": {**OWN, **NO_PUT},
     "fragments of 1 MiB, no PUT": {**OWN, **NO_PUT, "btl_tcp_max_send_size": MIB},
@@ -74,7 +77,7 @@ SETTINGS: Mapping[str, Mapping[str, str]] = {
 """Name -> MCA parameters; they override the framework's. One job each."""
 
 QUICK = ("the framework's", "Open MPI's own")
-TELLING = (*QUICK, "the framework's, no PUT", "the framework's, no PUT, socket buffers of 4 MiB")
+TELLING = (*QUICK, "the framework's, with PUT")
 PLAIN = "plain sockets"
 
 Row = dict[str, Any]

@@ -70,8 +70,15 @@ def allowed_congestion() -> list[str]:
     return Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text().split()
 
 
-def default_congestion() -> str:
-    """The machine's congestion control, which hosts have by default."""
+def steady_congestion() -> str:
+    """Reno, where hosts may use it; else the machine's own.
+
+    On these links, which lose nothing, reno sends as fast as the link takes, so that what is measured is the
+    methods. bbr paces itself by estimates of rate and round trip, which bursts, and acknowledgements behind
+    a burst of the opposite direction, lead astray: an all-reduce may take half as long again, or not.
+    """
+    if "reno" in allowed_congestion():
+        return "reno"
     return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from experiments.netlab.network import default_congestion
 from gossip import files
 from gossip.errors import UsageError
 
@@ -84,5 +83,4 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "load": os.getloadavg()[0],
-        "congestion": default_congestion(),
     }

@@ -631,8 +631,8 @@ def install_excepthook(transport: Transport) -> None:
 
     A `GossipError` is printed as its message, anything else with its traceback, each line after the rank's
     name. The job's exit code is the error's `exit_code`, 130 for Ctrl-C, else 1. Errors that some other rank
-    explains better wait for `SECOND_HAND` seconds: a lost peer, whose own error is on its way, and a
-    `UsageError` off rank 0, which every rank raises alike.
+    explains better wait for `SECOND_HAND` seconds: those that are `second_hand`, such as of a lost peer, and
+    a `UsageError` off rank 0, which every rank raises alike.
     """
     pid = os.getpid()
     defaults = sys.excepthook, threading.excepthook
