@@ -101,13 +101,13 @@ def _ticks(axis: Any, values: Sequence[float]) -> None:
     axis.set_ticks([], minor=True)
 
 
-def _plain_log(*axes: Any) -> None:
+def _plain_log(*axes: Any, subs: tuple[int, ...] = (1, 2, 5)) -> None:
     """Logarithmic, with 1, 2, 5, 10, … written out."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     for axis in axes:
         axis.axes.set(**{f"{axis.axis_name}scale": "log"})
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_locator(LogLocator(subs=subs))
         axis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axis.set_minor_formatter(NullFormatter())
 
@@ -175,7 +175,7 @@ def _loss(results: Results) -> Any:
                     seconds = [cell["step_ms"] / 1e3 * (i + 1) for i in range(len(smooth))]
                     _line(axes, key, seconds, smooth, markevery=(0.1, 0.2))
             axes.set(title=findings.show(network), xlabel="time, s")
-            _plain_log(axes.xaxis)
+            _plain_log(axes.xaxis, subs=(1, 3))
             _finish(axes)
         row[0].set_ylabel(f"{'with' if overlap else 'without'} overlap\ntraining loss")
     figure.suptitle(_setting(results), fontsize="small")
