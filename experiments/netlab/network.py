@@ -17,7 +17,6 @@ RELAY_SECONDS = 70e-6
 """What the relay takes by itself, about (measured with its forerunner); taken off the delay."""
 
 FRAME = 1514
-WHOLE_FRAMES = 68_000
 QUEUE = 16 << 20
 
 
@@ -52,17 +51,21 @@ class Network:
 def shaping(bandwidth: float | None, device: str = DEVICE) -> list[str]:
     """The `tc` command that limits what `device` sends, replacing what was set before.
 
-    A token bucket, as in Tang et al. It is kept small, so that a link which was idle is hardly faster for a
-    moment: half a millisecond's worth, two frames at least, and from 500 Mbit/s on what lets TCP's frames of
-    64 KB pass whole. The queue never drops: TCP keeps it short by itself (small queues).
+    A token bucket, as in Tang et al. Its queue never drops: TCP keeps it short by itself (small queues).
     """
     if bandwidth is None:
         return ["tc", "qdisc", "replace", "dev", device, "root", "pfifo", "limit", "10000"]
-    burst = max(2 * FRAME, int(bandwidth / 8 * 0.5e-3))
-    if bandwidth >= 500e6:
-        burst = max(burst, WHOLE_FRAMES)
-    tbf = ["tbf", "rate", f"{bandwidth:.0f}bit", "burst", f"{burst}b", "limit", f"{QUEUE}b"]
+    tbf = ["tbf", "rate", f"{bandwidth:.0f}bit", "burst", f"{burst(bandwidth)}b", "limit", f"{QUEUE}b"]
     return ["tc", "qdisc", "replace", "dev", device, "root", *tbf]
+
+
+def burst(bandwidth: float) -> int:
+    """Bytes that a link which was idle takes at once: 2 ms worth, but two frames at least, 68 KB at most.
+
+    So it is hardly faster for a moment. TCP's frames (a millisecond's worth, up to 64 KB) pass whole where
+    they fit in; else they are cut, which costs the machine ten times as much computing.
+    """
+    return max(2 * FRAME, min(int(bandwidth / 8 * 2e-3), 68_000))
 
 
 def allowed_congestion() -> list[str]:

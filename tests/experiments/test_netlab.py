@@ -450,7 +450,7 @@ def test_hosts_have_the_network_that_was_asked_for() -> None:
     facts: dict[str, Any] = json.loads(out.splitlines()[-1])
     assert facts["ranks"] == [["0", "h0"], ["1", "h1"], ["2", "h2"]]
     assert facts["round_trip"] >= 2 * laboratory.LATENCY - 2 * network.RELAY_SECONDS
-    burst = 2 * network.FRAME  # of each sender
+    burst = network.burst(laboratory.BANDWIDTH)  # of each sender
     assert facts["transfer"] >= 8 * (laboratory.PAYLOAD - burst) / laboratory.BANDWIDTH
     assert facts["two_to_one"] >= 8 * 2 * (laboratory.PAYLOAD - burst) / laboratory.BANDWIDTH
     assert facts["left"] == ["lo"]
