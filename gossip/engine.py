@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
-import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 
@@ -126,32 +125,6 @@ def _diverged(where: dict[str, int], second_hand: bool = False) -> DivergedError
     )
     error.second_hand = second_hand
     return error
-
-
-class Hook:
-    """Calls the engine from a hook of torch. A copy or pickle of it does nothing: models stay copyable."""
-
-    def __init__(self, call: Callable[..., Any] | None) -> None:
-        self._call = call
-
-    def __call__(self, *args: Any) -> Any:
-        return None if self._call is None else self._call(*args)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Hook:
-        return Hook(None)
-
-    def __reduce__(self) -> tuple[type[Hook], tuple[None]]:
-        return Hook, (None,)
-
-
-class ForwardHook(Hook):
-    """A hook that a compiled model goes without.
-
-    Rounds then begin, and messages move, at the hooks of gradients and optimizer.
-    """
-
-    def __call__(self, *args: Any) -> Any:
-        return None if torch.compiler.is_dynamo_compiling() else super().__call__(*args)
 
 
 M = TypeVar("M", bound=Callable[..., Any])
@@ -491,8 +464,14 @@ class Engine:
                 )
             self._begin_backward()
             Variable._execution_engine.queue_callback(self._reduce)
-        self.flat.collect_gradient(p)
         for lane in self._lanes_of[p]:
+            if lane not in self._missing:
+                raise UsageError(
+                    f"the gradient of {self.flat.names[p]!r} came twice. A backward() has failed halfway, "
+                    "when part of its gradients had been exchanged: this step cannot begin anew. Go on from "
+                    "a checkpoint. With --no-overlap (join(overlap=False)) nothing is exchanged before the "
+                    "end of backward()."
+                )
             self._missing[lane].discard(p)
             if not self._missing[lane] and self.overlap:
                 self._hand_over(lane)
@@ -510,6 +489,7 @@ class Engine:
         if not lane.running:
             lane.start()
         self._wait([lane], lambda lane: isinstance(lane.effect, Gradient))
+        self.flat.collect_gradients(lane.bucket.parameters)
         lane.resume(lane.bucket.of(self.flat.need_gradient()))
         self._missing.pop(lane)
 
@@ -518,9 +498,7 @@ class Engine:
         """The end of backward: unused parameters count as zero; every gradient becomes final, or hidden."""
         if not self._in_backward:
             self._begin_backward()
-        for lane, parameters in list(self._missing.items()):
-            for p in parameters:
-                self.flat.collect_gradient(p)
+        for lane in list(self._missing):
             self._hand_over(lane)
         if self._lazy is None:
             self._end_rounds()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -81,13 +81,14 @@ class FlatModel:
 
     Args:
         model: its trainable parameters must be float32 and on one device.
-        bucket_bytes: a bucket is closed when it has reached this size; None makes one bucket of everything.
+        bucket_bytes: a bucket is closed when it has reached its size: of the first, the second and so on, the
+            last for all that follow. None makes one bucket of everything.
         pieces: cuts every layer (the parameters that one module holds itself) into so many even slices, and
             makes each a bucket, in place of `bucket_bytes`.
     """
 
     def __init__(
-        self, model: nn.Module, bucket_bytes: int | None = None, pieces: Pieces | None = None
+        self, model: nn.Module, bucket_bytes: Sequence[int] | None = None, pieces: Pieces | None = None
     ) -> None:
         self.names: dict[nn.Parameter, str] = {
             p: name for name, p in reversed(list(model.named_parameters())) if p.requires_grad
@@ -141,13 +142,15 @@ class FlatModel:
         stride = p.stride() if _dense(p) else torch.empty(p.shape, device="meta").stride()
         return vector.as_strided(p.size(), stride, self.offset[p])  # type: ignore[index]
 
-    def _cut(self, bucket_bytes: int | None) -> Iterable[Bucket]:
+    def _cut(self, bucket_bytes: Sequence[int] | None) -> Iterable[Bucket]:
+        sizes = list(bucket_bytes or ())
         start, segments, parameters = 0, list[Segment](), list[nn.Parameter]()
         for p, name in self.names.items():
             segments.append(Segment(name, self.offset[p] - start, tuple(p.shape)))
             parameters.append(p)
             end = self.offset[p] + p.numel()
-            if bucket_bytes is not None and 4 * (end - start) >= bucket_bytes:
+            if sizes and 4 * (end - start) >= sizes[0]:
+                sizes = sizes[1:] or sizes
                 yield Bucket(start, tuple(segments), tuple(parameters))
                 start, segments, parameters = end, [], []
         if parameters:
@@ -203,13 +206,16 @@ class FlatModel:
         self.need_gradient()
         return self._gradients[p]
 
-    def collect_gradient(self, p: nn.Parameter) -> None:
-        """Make ``p.grad`` the view of the flat gradient again; no gradient counts as zero."""
-        view = self.gradient_of(p)
-        if p.grad is view:
-            return
-        if p.grad is None:
-            view.zero_()
-        else:
-            view.copy_(p.grad)
-        p.grad = view
+    def collect_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Make their ``p.grad`` the views of the flat gradient again; no gradient counts as zero."""
+        views, gradients = list[Tensor](), list[Tensor]()
+        for p in parameters:
+            view = self.gradient_of(p)
+            if p.grad is None:
+                view.zero_()
+            elif p.grad is not view:
+                views.append(view)
+                gradients.append(p.grad)
+            p.grad = view
+        if views:
+            torch._foreach_copy_(views, gradients)

@@ -26,9 +26,13 @@ from gossip.transport.base import Transport
 if TYPE_CHECKING:
     from gossip.trace import Trace
 
-IN_FLIGHT = 2
-"""Messages on their way at a time where an order is asked for: one that travels, and one that may follow at
-once when it has arrived."""
+IN_FLIGHT = 8
+"""Messages on their way at a time where an order is asked for.
+
+Two would fill a link in one direction: one that travels, and one that follows when it has arrived. But the
+word of an arrival waits behind what travels the other way, so more are needed where messages travel both ways
+(it is measured in docs/p3.md).
+"""
 
 
 @dataclass(frozen=True)

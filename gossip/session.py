@@ -5,11 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import threading
-import time
 import warnings
 import weakref
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -23,10 +21,11 @@ from gossip import spec
 from gossip.agreement import agree
 from gossip.algorithms import Adoption, Algorithm
 from gossip.effects import Node
-from gossip.engine import Engine, ForwardHook, Hook
+from gossip.engine import Engine
 from gossip.errors import CheckpointError, UsageError
 from gossip.flat import FlatModel
 from gossip.forward_order import ForwardOrder
+from gossip.hooks import LoopHooks, Stepping, TraceHooks, attach_waits
 from gossip.lazy import LazyOptimizer
 from gossip.outbox import IN_FLIGHT, Outbox, Posting
 from gossip.shard import Shard
@@ -42,11 +41,9 @@ log = logging.getLogger("gossip")
 _joined: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 """The models of sessions that have not finished."""
 
-GRADIENT_BUCKET_MB = 25.0
-"""Gradient methods exchange buckets of about this size (MiB), as torch's DDP does."""
-
-UNSTEPPED = 100
-"""So many backward passes without any step are more than a loop accumulates."""
+GRADIENT_BUCKETS_MB = (1.0, 25.0)
+"""The first bucket of gradient methods, and all others, are of about these sizes (MiB), as torch's DDP has
+them: the small first one lets models overlap that are small, or whose last layers are large."""
 
 
 def join(
@@ -83,7 +80,8 @@ def join(
         overlap: False exchanges inside ``step()`` alone: the same numbers, nothing hidden.
         progress: ``"hooks"`` drives MPI, and rounds that have begun, from the model's hooks; ``"thread"``
             adds a thread that does it too, for models whose layers are few and long.
-        bucket_mb: MiB per bucket. By default parameter methods use one bucket, gradient methods 25 MiB.
+        bucket_mb: MiB per bucket. By default parameter methods use one bucket, gradient methods
+            25 MiB, and 1 MiB for the first.
         order: in which order messages leave. ``"fifo"``: as they are ready, which is the default;
             ``"priority"``: the first layers first, and the next forward waits for each module's own, as in P3
             (gradient methods that send messages; `p3` has an option for it).
@@ -165,8 +163,8 @@ def join(
     )
 
 
-def bucket_bytes(method: Algorithm, bucket_mb: float | None = None) -> int | None:
-    """The size of a bucket for `FlatModel` (None: one of everything), from `join`'s option `bucket_mb`.
+def bucket_bytes(method: Algorithm, bucket_mb: float | None = None) -> tuple[int, ...] | None:
+    """The sizes of buckets for `FlatModel` (None: one of everything), from `join`'s option `bucket_mb`.
 
     Raises:
         UsageError: no such size, or the method does not take one.
@@ -181,9 +179,10 @@ def bucket_bytes(method: Algorithm, bucket_mb: float | None = None) -> int | Non
         if method.pieces(1) is not None:
             name = method.name
             raise UsageError(f"bucket_mb={bucket_mb:g}: {name} cuts layers itself. Type {name}:slice=…")
-    elif method.kind == "gradient" and not method.one_bucket:
-        bucket_mb = GRADIENT_BUCKET_MB
-    return None if bucket_mb is None else int(bucket_mb * 2**20)
+        return (int(bucket_mb * 2**20),)
+    if method.kind == "gradient" and not method.one_bucket:
+        return tuple(int(size * 2**20) for size in GRADIENT_BUCKETS_MB)
+    return None
 
 
 def check_graph(method: Algorithm, graph: Topology | Schedule) -> None:
@@ -301,7 +300,7 @@ class Session:
         self.device = flat.vector.device
         self.stats = Stats(trace)
         self._model, self._optimizer, self._flat, self._seed = model, optimizer, flat, seed
-        self._optimized, self._adoption = _optimized(optimizer), adoption
+        self._adoption = adoption
         segments = [bucket.segments for bucket in flat.buckets]
         self.notes = tuple(
             filter(None, [adoption.note, *algorithm.notes(segments, transport.size, compressor)])
@@ -337,176 +336,19 @@ class Session:
         self._engine = Engine(flat, algorithm, nodes, outbox, transport, self.stats, overlap, timeout, lazy)
         self._average_channel = transport.open_channels(1)
         self._timeout = timeout
+        self._stepping = Stepping(transport.rank)
+        hooks = LoopHooks(self._engine, flat, optimizer, adoption, self._stepping, lazy is not None)
+        trace_hooks = None if trace is None else TraceHooks(trace, flat, model, optimizer)
         self._handles = [
-            *(self._attach_trace(trace, before_engine=True) if trace is not None else ()),
-            *self._attach(overlap, lazy is not None),
-            *(self._attach_waits() if lazy is not None else ()),
-            *(self._attach_trace(trace, before_engine=False) if trace is not None else ()),
+            *(trace_hooks.attach_first() if trace_hooks is not None else ()),
+            *hooks.attach(model, overlap),
+            *(attach_waits(self._engine, model, optimizer) if lazy is not None else ()),
+            *(trace_hooks.attach_last() if trace_hooks is not None else ()),
         ]
         threaded = progress == "thread" and transport.needs_polling
         self._stop_progress = _progress_thread(transport, self._engine) if threaded else lambda: None
         self._finished = False
-        self._unstepped: int | None = 0  # backward passes before the optimizer's first step
         _joined.add(model)
-
-    # -- hooks -------------------------------------------------------------------------------------
-
-    def _attach(self, overlap: bool, lazy: bool) -> Iterator[Any]:
-        engine, model, depth, in_closure = self._engine, self._model, 0, False
-
-        def on_forward(module: nn.Module, *_: Any) -> None:
-            nonlocal depth
-            if not in_closure:
-                depth = 0  # whatever became of the last step
-            learning = module.training and torch.is_grad_enabled()
-            if learning:
-                engine.on_forward()
-            engine.on_module(module, learning)
-
-        def on_module(module: nn.Module, *_: Any) -> None:
-            engine.on_module(module, torch.is_grad_enabled())
-
-        def on_backward(*_: Any) -> None:
-            nonlocal depth
-            if not in_closure:
-                depth = 0
-            self._check_stepping()
-
-        # A step may call that of its base class, which has the same hooks.
-
-        def marked(closure: Callable[[], Any]) -> Callable[[], Any]:
-            def call() -> Any:
-                nonlocal depth, in_closure
-                in_closure = True
-                try:
-                    return closure()
-                except BaseException:
-                    depth = 0  # the step ends here, and its hook is not called
-                    raise
-                finally:
-                    in_closure = False
-
-            return call
-
-        def on_step_begin(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], options: Any) -> Any:
-            nonlocal depth
-            depth += 1
-            if depth > 1 or engine.applying:
-                return None
-            if _optimized(optimizer) != self._optimized:
-                raise UsageError(
-                    "the optimizer's parameters changed after join (add_param_group?). Add them before join."
-                )
-            for name, p in self._flat.frozen.items():
-                if p.requires_grad and id(p) in self._optimized:
-                    raise UsageError(
-                        f"parameter {name!r} was frozen when join was called, and is not any more: each "
-                        "rank would train it alone. Unfreeze it before join, or finish() and join anew."
-                    )
-            self._adoption.check()
-            self._unstepped = None
-            closure: Callable[[], Any] | None = options.get("closure", args[1] if len(args) > 1 else None)
-            if closure is not None and lazy:
-                raise UsageError(
-                    "optimizer.step(closure) computes gradients, but here they arrive after step(). Call "
-                    "backward() before step(), or use --no-overlap (join(overlap=False))."
-                )
-            engine.on_step_begin(closure is not None)
-            if closure is None:
-                return None
-            if "closure" in options:
-                return args, {**options, "closure": marked(closure)}
-            return (optimizer, marked(closure), *args[2:]), options
-
-        def on_step_end(*_: Any) -> None:
-            nonlocal depth
-            if depth == 0:
-                raise UsageError(
-                    f"{type(self._optimizer).__name__}.step() has run the model by itself, or gone on after "
-                    "its closure failed: what belongs to the step cannot be told. Let it evaluate the model "
-                    "by step(closure) only."
-                )
-            depth -= 1
-            if depth == 0 and not engine.applying:
-                engine.on_step_end()
-
-        # Before other hooks, such as weight_norm's, which computes from the parameters that these bring.
-        forward_hook = (lambda call: Hook(torch.compiler.disable(call))) if lazy else ForwardHook
-        yield model.register_forward_pre_hook(forward_hook(on_forward), prepend=True)
-        yield self._optimizer.register_step_pre_hook(Hook(torch.compiler.disable(on_step_begin)))
-        yield self._optimizer.register_step_post_hook(Hook(torch.compiler.disable(on_step_end)))
-        yield next(iter(self._flat.names)).register_post_accumulate_grad_hook(Hook(on_backward))
-        if overlap or engine.averages_gradients:
-            for p in self._flat.names:
-                yield p.register_post_accumulate_grad_hook(Hook(engine.on_gradient))
-        if overlap:
-            for module in model.modules():
-                if module is not model and self._sees(module):
-                    yield module.register_forward_pre_hook(forward_hook(on_module), prepend=True)
-
-    def _check_stepping(self) -> None:
-        """Warn when the model learns, but not by the optimizer of `join`."""
-        if self._unstepped is None:
-            return
-        self._unstepped += 1
-        if self._unstepped == UNSTEPPED:
-            self._warn_unstepped()
-
-    def _warn_unstepped(self) -> None:
-        if self.rank == 0:
-            warnings.warn(
-                f"{self._unstepped} backward passes, and the optimizer given to join has not made a step "
-                "yet: nothing has been exchanged. Is it the one whose step() your loop calls?",
-                stacklevel=2,
-            )
-
-    def _attach_trace(self, trace: Trace, before_engine: bool) -> Iterator[Any]:
-        """For a picture of what the model computes: modules forward, gradients, the optimizer.
-
-        What the engine does in its hooks belongs to none of these, so some are called before it, some after.
-        """
-        optimizer, parameters = self._optimizer, self._flat.names
-        if before_engine:
-            for p, name in parameters.items():
-                yield p.register_post_accumulate_grad_hook(
-                    Hook(lambda *_, name=name: trace.lap(f"backward {name}"))
-                )
-            yield optimizer.register_step_post_hook(Hook(lambda *_: trace.lap("optimizer")))
-            return
-        for p in parameters:
-            yield p.register_post_accumulate_grad_hook(Hook(lambda *_: trace.restart()))
-        yield optimizer.register_step_pre_hook(Hook(lambda *_: trace.restart()))
-        running: defaultdict[nn.Module, list[float]] = defaultdict(list)
-
-        def begin(module: nn.Module, *_: Any) -> None:
-            running[module].append(time.perf_counter())
-
-        for name, module in self._model.named_modules():
-
-            def end(module: nn.Module, *_: Any, name: str = name) -> None:
-                trace.span("compute", f"forward {name}".strip(), running[module].pop(), time.perf_counter())
-                trace.restart()
-
-            if module is self._model or (self._sees(module) and next(module.children(), None) is None):
-                yield module.register_forward_pre_hook(Hook(begin))
-                yield module.register_forward_hook(Hook(end))
-
-    def _sees(self, module: nn.Module) -> bool:
-        """Whether a module inside the model can have hooks: they would break the graph of a compiled one."""
-        return not hasattr(self._model, "_orig_mod") and not isinstance(module, torch.jit.ScriptModule)
-
-    def _attach_waits(self) -> Iterator[Any]:
-        """For updates that come after `step()`: what reads or replaces the whole model waits for them."""
-        engine = self._engine
-
-        def catch_up(*_: Any) -> None:
-            engine.catch_up()
-
-        for module in self._model.modules():
-            yield module.register_state_dict_pre_hook(Hook(catch_up))
-            yield module._register_load_state_dict_pre_hook(Hook(catch_up))  # public from torch 2.5 on only
-        yield self._optimizer.register_state_dict_pre_hook(Hook(catch_up))
-        yield self._optimizer.register_load_state_dict_pre_hook(Hook(catch_up))
 
     # -- training ----------------------------------------------------------------------------------
 
@@ -531,7 +373,7 @@ class Session:
 
     def skip(self) -> None:
         """Call in place of an ``optimizer.step()`` that this rank skips (a GradScaler found infinities)."""
-        self._unstepped = None
+        self._stepping.stepped()
         self._engine.skip()
 
     def wait(self) -> None:
@@ -546,8 +388,7 @@ class Session:
         _joined.discard(self._model)
         self.wait()
         self._engine.say_finished()
-        if self._unstepped is not None and 1 < self._unstepped < UNSTEPPED:
-            self._warn_unstepped()
+        self._stepping.finish()
         on_a_network = self.world.local_size < self.size  # inside one host bytes cost next to nothing
         if self.rank == 0 and on_a_network and (text := self.stats.compression_loss(self.world.fastest)):
             warnings.warn(text, stacklevel=2)
@@ -654,10 +495,6 @@ class Session:
                     "Resume with the options it was started with."
                 )
         self._engine.load_state_dict(state)
-
-
-def _optimized(optimizer: torch.optim.Optimizer) -> set[int]:
-    return {id(p) for group in optimizer.param_groups for p in group["params"]}
 
 
 def _progress_thread(transport: Transport, engine: Engine) -> Callable[[], None]:

@@ -105,12 +105,12 @@ class Trace:
         if world.rank > 0:
             _post(world, torch.frombuffer(bytearray(mine), dtype=torch.uint8), 0, tag)
             return
+        receipts = [world.expect(rank, tag, sizes[rank]) for rank in range(1, world.size)]
+        parts = [mine, *(_arrived(world, receipt).numpy().tobytes() for receipt in receipts)]
         opener: Any = gzip.open if self._path.suffix == ".gz" else open
         with files.writing(self._path), opener(self._path, "wb") as file:
-            file.write(b'{"displayTimeUnit": "ms", "traceEvents": [\n' + mine)
-            for rank in range(1, world.size):
-                part = _arrived(world, world.expect(rank, tag, sizes[rank]))
-                file.write(b",\n" + part.numpy().tobytes())
+            file.write(b'{"displayTimeUnit": "ms", "traceEvents": [\n')
+            file.write(b",\n".join(parts))
             file.write(b"\n]}\n")
 
     def _as_json(self) -> Iterator[dict[str, Any]]:

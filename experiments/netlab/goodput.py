@@ -49,14 +49,14 @@ REPEATS = 3
 TARGET = 0.9
 HOSTS = 4
 
-PUT = {"btl_tcp_flags": "send,put,inplace,need-ack,need-csum,hetero-rdma"}
+NO_PUT = {"btl_tcp_flags": SEND_FLAGS}
+PUT = {"btl_tcp_flags": f"{SEND_FLAGS},put"}
 OWN = {
     **PUT,
     "btl_tcp_eager_limit": "65536",
     "btl_tcp_rndv_eager_limit": "65536",
     "btl_tcp_max_send_size": "131072",
 }
-NO_PUT = {"btl_tcp_flags": SEND_FLAGS}
 BUFFERS = {"btl_tcp_sndbuf": str(4 << 20), "btl_tcp_rcvbuf": str(4 << 20)}
 MIB = str(1 << 20)
 

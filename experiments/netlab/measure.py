@@ -67,10 +67,12 @@ def _measure(world: Transport, job: Job, method: Method, overlap: bool) -> Cell:
         if node is not None:
             node.stats.take()
         world.barrier()
-        wire = _wire_bytes()
+        wire, (busy, idle) = _wire_bytes(), _core_time()
         times = [step() for _ in range(steps)]
+        busy, idle = (after - before for after, before in zip(_core_time(), (busy, idle), strict=True))
         mine: dict[str, Any] = {"step_ms": 1e3 * statistics.median(times)}
         mine["wire_bytes"] = (_wire_bytes() - wire) / steps
+        mine["cores_busy"] = busy / max(busy + idle, 1)
         if node is not None:
             taken = node.stats.take()
             mine |= {part: statistics.median(taken[part]) for part in PARTS}
@@ -149,3 +151,10 @@ def _wire_bytes() -> int:
             if name.strip() == DEVICE:
                 return int(counters.split()[8])
     return 0
+
+
+def _core_time() -> tuple[int, int]:
+    """How long the machine's cores have been busy and idle, all together, in ticks."""
+    with open("/proc/stat", encoding="ascii") as file:
+        user, nice, system, idle, iowait, *interrupts = map(int, file.readline().split()[1:8])
+    return user + nice + system + sum(interrupts), idle + iowait

@@ -8,11 +8,14 @@ from pathlib import Path
 from experiments.netlab import figures, findings, goodput
 from experiments.netlab.findings import Verdict
 from experiments.netlab.methods import LOCAL, METHODS
-from experiments.netlab.results import Results
+from experiments.netlab.results import Cell, Results
 from gossip.units import show_bandwidth, show_duration
 
 IMAGES = 50_000
 """An epoch is CIFAR-10's training set."""
+
+LATE = "°"
+"""Marks times for which the machine was too small."""
 
 
 def write(results: Results) -> list[Path]:
@@ -56,7 +59,7 @@ def _summary(results: Results, pictures: Iterable[Path]) -> Iterator[str]:
         yield from (f"| {v.claim} | {v.word} | {v.numbers} |" for v in found)
         yield ""
     if results.cells:
-        yield from _times(results)
+        yield from times(results)
     if results.goodput:
         yield "## Goodput: payload's share of the rate, neighbour exchange both ways on a ring\n"
         yield f"{about['goodput']}. Bold: {100 * goodput.TARGET:.0f} % or more.\n"
@@ -64,14 +67,16 @@ def _summary(results: Results, pictures: Iterable[Path]) -> Iterator[str]:
         yield ""
 
 
-def _times(results: Results) -> Iterator[str]:
+def times(results: Results) -> Iterator[str]:
+    """The tables of times and bytes per step."""
     about = results.about
     per_step = about["hosts"] * about["batch_size"]
     steps = -(-IMAGES // per_step)
     yield "## Time per step\n"
     yield (
         f"{about['hosts']} hosts on a ring. Computing: {about['compute']}. An epoch of CIFAR-10 is {steps} "
-        f"steps of {per_step} images. ms; latency one way."
+        f"steps of {per_step} images. ms; latency one way. {LATE}: more than {100 * findings.BUSY:.0f} % of "
+        "the machine's cores were busy, and their queue counts too."
     )
     if about.get("jitter"):
         yield f"Every packet takes up to {about['jitter']} more."
@@ -95,8 +100,13 @@ def _time_table(
     for method in (LOCAL, *METHODS.values()):
         cells = [results.cell(method.key, overlap, bandwidth, latency) for bandwidth in bandwidths]
         if any(cells):
-            times = " | ".join("–" if cell is None else f"{cell['step_ms']:.0f}" for cell in cells)
-            yield f"| {method.label} | {times} |"
+            yield f"| {method.label} | {' | '.join(map(_time, cells))} |"
+
+
+def _time(cell: Cell | None) -> str:
+    if cell is None:
+        return "–"
+    return f"{cell['step_ms']:.0f}" + LATE * (cell["cores_busy"] > findings.BUSY)
 
 
 def _bytes_table(results: Results) -> Iterator[str]:

@@ -59,9 +59,9 @@ from gossip.transport.base import (  # noqa: E402
 from gossip.transport.staging import Staged, host_empty, to_host  # noqa: E402
 
 NOTE_BYTES = 1 << 20  # the longest note; a last word takes about 15 bytes per tag
-SPINS = 100  # polls of `wait` before it sleeps; yields to other processes in between
-SLEEP_SHARE = 0.1  # a wait sleeps this share of the time since something came: it ends a little late, but
-SHORTEST_SLEEP, LONGEST_SLEEP = 50e-6, 2e-3  # takes the core rarely from the ranks that compute (seconds)
+SPINS = 20  # polls of `wait` before it sleeps; yields to other processes in between
+SLEEP_SHARE = 0.02  # a wait sleeps this share of the time since something came: it ends a little late, but
+SHORTEST_SLEEP, LONGEST_SLEEP = 50e-6, 1e-3  # takes the core rarely from the ranks that compute (seconds)
 SECOND_HAND = 2.0  # seconds that a rank leaves to one which knows the cause, before it ends the job itself
 LEFT = "finished"  # why a rank is in `departed`, and the value of its note
 CONTROL = -1  # the control plane, counted like a channel of means

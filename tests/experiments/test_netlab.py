@@ -64,6 +64,7 @@ def made_up(folder: Path) -> Results:
             where = {"bandwidth": bandwidth, "latency": latency}
             on = TRUTH.at(bandwidth, latency)
             local = {"step_ms": 1e3 * STEP, "step_ms_by_host": [1e3 * STEP] * HOSTS, "wire_bytes": 0.0}
+            local |= {"cores_busy": 0.5}
             results.cells.append({"method": "local", "overlap": True, **local, **where})
             for key, method in METHODS.items():
                 ((one,),) = candidates[key].rounds
@@ -76,6 +77,7 @@ def made_up(folder: Path) -> Results:
                         "step_ms": 1e3 * step.total,
                         "step_ms_by_host": [1e3 * step.total] * HOSTS,
                         "wire_bytes": 1.05 * one.sent,
+                        "cores_busy": 0.5,
                         "exchange_ms": alone if method.gossips and overlap else None,
                     }
                     if method.algorithm:
@@ -156,18 +158,34 @@ def test_nothing_is_judged_without_its_measurements(results: Results) -> None:
 
 
 def test_overlap_is_judged_by_the_exchange_alone(results: Results) -> None:
-    assert [v.held for v in findings.overlap(results)] == [True, True]
+    assert [v.held for v in findings.overlap(results)] == [True] * 4
     found = list(findings.hidings(results))
     assert any(h.fits for h in found) and any(not h.fits for h in found)
     assert {h.method for h in found} == {key for key, method in METHODS.items() if method.gossips}
-    waits = changed(results, "dcd8", "best", 1.0)
-    for c in waits.cells:
-        if c["method"] == "dcd8" and c["overlap"] and c["bandwidth"] == 1.4e9:
-            c["exposed_wait_ms"] = 0.06 * c["step_ms"]
-    first, second = findings.overlap(waits)
-    assert first.held is False and "DCD" in first.numbers and second.held is True
-    first, second = findings.overlap(changed(results, "choco1", "slow", 0.8, "exposed_wait_ms"))
-    assert second.held is False and "CHOCO, sign" in second.numbers
+    cells = [
+        c | {"exposed_wait_ms": 0.06 * c["step_ms"]}
+        if c["method"] == "dcd8" and c["overlap"] and c["bandwidth"] == 1.4e9
+        else c
+        for c in results.cells
+    ]
+    waits = replace(results, cells=cells)
+    assert [v.held for v in findings.overlap(waits)] == [False, True, True, True]
+    assert "DCD" in next(findings.overlap(waits)).numbers
+    *_, last = findings.overlap(changed(results, "choco1", "slow", 0.8, "exposed_wait_ms"))
+    assert last.held is False and "CHOCO, sign" in last.numbers
+
+
+def test_a_late_step_counts_though_nobody_waits(results: Results) -> None:
+    """And it is told apart whether the machine had cores left."""
+    late = changed(results, "dcd8", "best", 1.2)
+    assert [v.held for v in findings.overlap(late)] == [True, False, False, True]
+    busy = changed(late, "dcd8", "best", 1.9, "cores_busy")
+    verdicts = list(findings.overlap(busy))
+    assert [v.held for v in verdicts] == [True, False, True, True] and "DCD, 8 bit" in verdicts[1].numbers
+    cell = busy.cell("dcd8", True, *findings.corners(busy)["best"])
+    assert cell is not None and f"| DCD, 8 bit | {cell['step_ms']:.0f}{report.LATE} |" in "\n".join(
+        report.times(busy)
+    )
 
 
 def test_the_planner_is_right_where_its_model_is(results: Results) -> None:
@@ -472,7 +490,11 @@ def test_a_small_sweep(tmp_path: Path) -> None:
         *((key, overlap) for key in ("allreduce", "dcd8", "dgc") for overlap in (True, False)),
     }
     for c in found.cells:
-        assert c["step_ms"] >= 40 and (c["method"] == "local" or c["wire_bytes"] > 0)
+        assert (
+            c["step_ms"] >= 40
+            and 0 < c["cores_busy"] <= 1
+            and (c["method"] == "local" or c["wire_bytes"] > 0)
+        )
     net: nn.Module = models.build("resnet20")
     values = sum(p.numel() for p in net.parameters())
     exact = found.cell("allreduce", False, 50e6, 1e-3)

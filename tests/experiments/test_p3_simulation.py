@@ -18,7 +18,7 @@ from gossip.errors import UsageError
 from gossip.flat import FlatModel
 from tests.training import Net
 
-FIFO, PRIORITY = P3(slice="layer", order="fifo"), P3(slice="layer", order="priority")
+FIFO, PRIORITY = (P3(slice="layer", order=order, in_flight=2) for order in ("fifo", "priority"))
 SECOND = 1000  # values that a link takes a second for, in the cases by hand
 
 
@@ -179,7 +179,7 @@ def times(model: str, share: float, **options: float) -> dict[str, float]:
     of_model = load(model, 1.0)
     values, _ = total(of_model)
     machine = Cluster(4, 1.5 * BYTES * values / share, **options)
-    runs: dict[str, Run] = command.compare(of_model, machine, 50_000, 2)
+    runs: dict[str, Run] = command.compare(of_model, machine, 50_000, P3().in_flight)
     return {name: run.step_time for name, run in runs.items()}
 
 

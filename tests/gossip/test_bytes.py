@@ -215,8 +215,8 @@ def test_shapes_are_those_of_the_model_and_survive_a_file(tmp_path: Path) -> Non
 
 def test_shapes_make_the_buckets_of_the_model() -> None:
     real, ours = Net(), NET.module()
-    for size in (None, 64, 1000):
-        cut = [FlatModel(m, size).buckets for m in (real, ours)]
+    for sizes in (None, (64,), (1000,), (64, 1000)):
+        cut = [FlatModel(m, sizes).buckets for m in (real, ours)]
         assert [[s.shape for s in b.segments] for b in cut[0]] == [
             [s.shape for s in b.segments] for b in cut[1]
         ]

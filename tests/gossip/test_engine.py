@@ -20,7 +20,7 @@ from gossip.errors import (
     UsageError,
     WatchdogError,
 )
-from gossip.session import UNSTEPPED
+from gossip.hooks import UNSTEPPED
 from tests.training import Net, backward_in_parts, batches, flat, sgd, train
 
 METHODS = ["local", "allreduce", "dpsgd", "dcd", "ecd", "choco", "deepsqueeze", "naive"]

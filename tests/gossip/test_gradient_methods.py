@@ -490,6 +490,49 @@ def test_gradients_are_final_when_backward_returns(spec: str) -> None:
     assert not equal(clipped, run(3, algorithm=spec))
 
 
+class Fails(torch.autograd.Function):
+    """The identity, whose first backward fails."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, first: bool) -> Tensor:
+        ctx.first = first
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grad: Any) -> Any:
+        if ctx.first:
+            raise MemoryError("halfway")
+        return grad[0], None
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_backward_that_failed_halfway(overlap: bool) -> None:
+    """With overlap a part of it has been sent, which is an error; else the step begins anew."""
+
+    def node(fail: bool) -> Tensor:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+        optimizer = sgd(model)
+        session = gossip.join(model, optimizer, algorithm="allreduce", bucket_mb=1e-5, overlap=overlap)
+        x = torch.ones(2, 3)
+        for step in range(3):
+            for first in (True, False) if fail and step == 1 else (False,):
+                optimizer.zero_grad()
+                try:
+                    model[1](Fails.apply(model[0](x), first)).sum().backward()
+                except MemoryError:
+                    continue
+            optimizer.step()
+        session.finish()
+        return flat(model)
+
+    if overlap:
+        with pytest.raises(UsageError, match="failed halfway"):
+            gossip.launch(node, 2, True)
+    else:
+        assert equal(gossip.launch(node, 2, True), gossip.launch(node, 2, False))
+
+
 class Branches(nn.Module):
     """Rank 1 does not use `b`; nobody uses `c`; there are tensors of one element and of none."""
 

@@ -289,7 +289,7 @@ def test_each_module_gets_its_own_update_and_no_other() -> None:
         torch.manual_seed(0)
         model = Net()
         optimizer = sgd(model)
-        session = gossip.join(model, optimizer, algorithm="p3:slice=60")
+        session = gossip.join(model, optimizer, algorithm="p3:slice=60,in_flight=2")
         old, found = dict[str, Tensor](), list[str]()
 
         def changed() -> set[str]:

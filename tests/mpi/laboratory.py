@@ -32,8 +32,8 @@ for _ in range({PINGS}):
     start = time.perf_counter()
     s.sendto(b"ping", (sys.argv[1], int(sys.argv[2])))
     s.recvfrom(100)
-    times.append(time.perf_counter() - start)
-print(min(times))
+    times.append((start, time.perf_counter()))
+print(*min(times, key=lambda time: time[1] - time[0]))
 """
 
 SINK = """
@@ -53,7 +53,7 @@ start = time.perf_counter()
 s.sendall(bytes({PAYLOAD}))
 s.shutdown(socket.SHUT_WR)
 s.recv(1)
-print(time.perf_counter() - start)
+print(start, time.perf_counter())
 """
 
 RANK = "import os; print('rank', os.environ['OMPI_COMM_WORLD_RANK'], os.uname().nodename, flush=True)"
@@ -77,17 +77,19 @@ def facts() -> None:
         command = lab.in_host(host, [sys.executable, "-c", program, *words])
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
-    def times(server: str, client: str, hosts: tuple[int, ...]) -> list[float]:
-        """Of clients on these hosts, all at once, each with a server of its own on host 0."""
+    def seconds(server: str, client: str, hosts: tuple[int, ...]) -> float:
+        """From the first start to the last end of clients on these hosts, each with a server on host 0."""
         ports = [str(5000 + host) for host in hosts]
         servers = [python(0, server, port) for port in ports]
         for process in servers:
             assert process.stdout is not None and process.stdout.readline() == "up\n"
         clients = [python(host, client, address(0), port) for host, port in zip(hosts, ports, strict=True)]
-        found = [float(process.communicate(timeout=60)[0]) for process in clients]
+        starts, ends = zip(
+            *(map(float, process.communicate(timeout=60)[0].split()) for process in clients), strict=True
+        )
         for process in servers:
             process.kill()
-        return found
+        return max(ends) - min(starts)
 
     with Lab(3, Network(BANDWIDTH, LATENCY)) as lab:
         log = lab.folder / "log"
@@ -95,9 +97,9 @@ def facts() -> None:
         ranks = [line.split()[1:] for line in log.read_text().splitlines() if line.startswith("rank")]
         found: dict[str, Any] = {
             "ranks": sorted(ranks),
-            "round_trip": times(ECHO, PING, (1,))[0],
-            "transfer": times(SINK, SOURCE, (1,))[0],
-            "two_to_one": max(times(SINK, SOURCE, (1, 2))),
+            "round_trip": seconds(ECHO, PING, (1,)),
+            "transfer": seconds(SINK, SOURCE, (1,)),
+            "two_to_one": seconds(SINK, SOURCE, (1, 2)),
         }
     left = subprocess.run(["ip", "-brief", "link"], capture_output=True, text=True, check=True).stdout
     print(json.dumps(found | {"left": [line.split()[0] for line in left.splitlines()]}))
