@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
+import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 
@@ -194,6 +195,11 @@ class Engine:
         return self.algorithm.kind == "gradient"
 
     @property
+    def moves_in_forward(self) -> bool:
+        """Whether a forward has something to drive: only an exact mean of gradients ends with backward."""
+        return not self.averages_gradients or self.algorithm.sends_messages
+
+    @property
     def applying(self) -> bool:
         """Whether the optimizer is making a part of a step that the user has made before."""
         return self._lazy is not None and self._lazy.applying
@@ -351,6 +357,7 @@ class Engine:
     @_locked
     def on_forward(self) -> None:
         """The model starts a training forward."""
+        self._forget_failed_backward()
         self.tick()
         if self.overlap or self.averages_gradients:
             self.begin()
@@ -467,14 +474,26 @@ class Engine:
         for lane in self._lanes_of[p]:
             if lane not in self._missing:
                 raise UsageError(
-                    f"the gradient of {self.flat.names[p]!r} came twice. A backward() has failed halfway, "
-                    "when part of its gradients had been exchanged: this step cannot begin anew. Go on from "
-                    "a checkpoint. With --no-overlap (join(overlap=False)) nothing is exchanged before the "
-                    "end of backward()."
+                    f"the gradient of {self.flat.names[p]!r} came twice in one backward(), and the first has "
+                    "been exchanged. (Is the parameter used in several torch.utils.checkpoint segments? Pass "
+                    "use_reentrant=False.)"
                 )
             self._missing[lane].discard(p)
             if not self._missing[lane] and self.overlap:
                 self._hand_over(lane)
+
+    def _forget_failed_backward(self) -> None:
+        """A backward that failed halfway (out of memory, say) has not come to its end."""
+        inside_backward = torch._C._current_graph_task_id() != -1  # checkpointing: part of it runs again
+        if not self._in_backward or inside_backward:
+            return
+        if len(self._missing) < len(self.lanes):
+            raise UsageError(
+                "the last backward() has failed halfway, when part of its gradients had been exchanged: this "
+                "step cannot begin anew. Go on from a checkpoint. With --no-overlap (join(overlap=False)) "
+                "nothing is exchanged before the end of backward()."
+            )
+        self._in_backward = False
 
     def _begin_backward(self) -> None:
         self._in_forward, self._in_backward = False, True

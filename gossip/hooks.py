@@ -120,8 +120,7 @@ class LoopHooks:
         if overlap or self._engine.averages_gradients:
             for p in self._flat.names:
                 yield p.register_post_accumulate_grad_hook(Hook(self._engine.on_gradient))
-        # A gradient method's rounds end with backward, unless the optimizer is lazy: forward moves nothing.
-        if overlap and (self._lazy or not self._engine.averages_gradients):
+        if overlap and self._engine.moves_in_forward:
             for module in model.modules():
                 if module is not model and _sees(model, module):
                     yield module.register_forward_pre_hook(on_module, prepend=True)

@@ -466,6 +466,7 @@ class Session:
 
     def _identity(self) -> dict[str, Any]:
         """What a state belongs to: another method, codec, graph, seed or rank would go on differently."""
+        sizes = [bucket.size for bucket in self._flat.buckets]
         return {
             "algorithm": str(self.algorithm),
             "compressor": str(self.compressor),
@@ -473,6 +474,7 @@ class Session:
             "seed": self._seed,
             "size": self.size,
             "rank": self.rank,
+            "buckets": f"{len(sizes)} of at most {max(sizes)} values",
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -489,9 +491,9 @@ class Session:
             CheckpointError: the state belongs to another method, codec, graph, seed, rank or number of ranks.
         """
         for name, value in self._identity().items():
-            if state[name] != value:
+            if (written := state.get(name)) != value:
                 raise CheckpointError(
-                    f"the checkpoint was written with {name} = {state[name]}, but this run has {value}. "
+                    f"the checkpoint was written with {name} = {written}, but this run has {value}. "
                     "Resume with the options it was started with."
                 )
         self._engine.load_state_dict(state)

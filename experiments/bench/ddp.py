@@ -10,7 +10,7 @@ is that of its slowest rank. Ratios are taken within a turn; their medians over 
 all times. After the warm-up all three must have trained alike.
 
 DDP does not broadcast batch norm statistics here, since `gossip` does not either. All exchange in buckets of
-about 25 MiB while backward runs; DDP's first is of 1 MiB, so that also small models overlap.
+about 25 MiB while backward runs, the first of 1 MiB, so that also small models overlap.
 """
 
 from __future__ import annotations
@@ -145,7 +145,12 @@ def main() -> None:
     add = parser.add_argument
     add("--model", default="resnet20", help="as for experiments.train (%(default)s)")
     add("--batch-size", type=positive_int, default=16, metavar="N", help="per rank (%(default)s)")
-    add("--bucket-mb", type=float, metavar="MB", help="of allreduce, as for experiments.train (25)")
+    add(
+        "--bucket-mb",
+        type=float,
+        metavar="MB",
+        help="of allreduce (1 for the first, 25)",
+    )
     add("--warmup", type=positive_int, default=5, metavar="STEPS", help="of each, not timed (%(default)s)")
     add("--steps", type=positive_int, default=20, metavar="N", help="per block (%(default)s)")
     add("--turns", type=positive_int, default=15, metavar="N", help="blocks of each (%(default)s)")

@@ -44,7 +44,6 @@ from gossip.plan import link
 from gossip.transport.base import Transport
 
 SLICE = 50_000
-METHODS = {"FIFO, layers": P3(slice="layer", order="fifo"), "P3": P3(slice=SLICE)}
 
 WARM_UP = 1
 """Steps of a block that do not count: they begin with nothing left to send."""
@@ -54,6 +53,14 @@ NOTICE = 1e-3
 
 UPDATE_PER_SLICE, UPDATE_PER_VALUE = 3e-4, 2e-9
 """About what gossip takes to sum and send on a slice, on a free core (seconds): little, on a slow link."""
+
+
+def methods(in_flight: int) -> dict[str, P3]:
+    """The baseline and P3, by name."""
+    return {
+        "FIFO, layers": P3(slice="layer", order="fifo", in_flight=in_flight),
+        "P3": P3(slice=SLICE, in_flight=in_flight),
+    }
 
 
 # -- what does not compute ---------------------------------------------------------------------------------
@@ -96,7 +103,7 @@ def measure(world: Transport, layers: Sequence[Layer], args: argparse.Namespace)
     payload = pieces * BYTES * SLICE
     took = link.time_exchange(world, neighbors, payload, 3, pieces)
     legs = {}
-    for name, method in METHODS.items():
+    for name, method in methods(args.in_flight).items():
         model = nn.Sequential(*map(SleepingLayer, layers))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         node = gossip.join(model, optimizer, algorithm=method, progress="thread", timeout=600.0)
@@ -104,7 +111,7 @@ def measure(world: Transport, layers: Sequence[Layer], args: argparse.Namespace)
         block(world, *legs[name], steps=1)
     turns = []
     for turn in range(args.pairs):
-        order = list(METHODS) if turn % 2 == 0 else list(METHODS)[::-1]
+        order = list(legs) if turn % 2 == 0 else list(legs)[::-1]
         turns.append({name: block(world, *legs[name], steps=args.steps) for name in order})
     for _, _, node in legs.values():
         node.finish()
@@ -143,6 +150,7 @@ def parser() -> argparse.ArgumentParser:
     add("--bandwidth", default="200Mbit", metavar="RATE", help="of each host's link (%(default)s)")
     add("--latency", default="0.2ms", metavar="TIME", help="one way (%(default)s)")
     add("--compute", metavar="TIME", help="of a step (as long as it sends)")
+    add("--in-flight", type=positive_int, default=P3().in_flight, metavar="N", help="(%(default)s)")
     add("--steps", type=positive_int, default=3, metavar="N", help="that count, per block (%(default)s)")
     add("--pairs", type=positive_int, default=5, metavar="N", help="turns of the two (%(default)s)")
     add("--json", type=Path, metavar="FILE", help="write the numbers here too")
@@ -176,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     isolation.set_up()
     answer = Path(tempfile.mkdtemp()) / "answer.json"
     with Lab(args.hosts, network) as lab:
-        patience = 120 + 10 * (args.pairs + 1) * (WARM_UP + args.steps) * len(METHODS) * (compute + sends)
+        patience = 120 + 10 * (args.pairs + 1) * (WARM_UP + args.steps) * 2 * (compute + sends)
         lab.mpirun([sys.executable, "-m", "experiments.bench.p3", *words, "--answer", str(answer)], patience)
     report(args, layers, network, json.loads(answer.read_text()))
     return 0
@@ -196,15 +204,15 @@ def report(
     )
     print(f"measured rate of the links, both ways at once: {units.show_bandwidth(8 * found['rate'])}")
     rows = {}
-    for name, method in METHODS.items():
+    for name, method in methods(args.in_flight).items():
         times = [turn[name] for turn in found["turns"]]
         measured, predicted = statistics.median(times), simulate(layers, cluster, method).step_time
-        rows[name] = {"seconds": times, "median": measured, "simulated": predicted}
+        rows[name] = {"algorithm": str(method), "seconds": times, "median": measured, "simulated": predicted}
         print(
             f"{name}: {', '.join(f'{seconds:.3f}' for seconds in times)} s; median {measured:.3f} s, "
             f"simulated {predicted:.3f} s ({100 * (predicted / measured - 1):+.1f} %)"
         )
-    fifo, p3 = METHODS
+    fifo, p3 = rows
     shorter = [1 - turn[p3] / turn[fifo] for turn in found["turns"]]
     simulated = 1 - rows[p3]["simulated"] / rows[fifo]["simulated"]
     print(

@@ -154,7 +154,7 @@ def _wire_bytes() -> int:
 
 
 def _core_time() -> tuple[int, int]:
-    """How long the machine's cores have been busy and idle, all together, in ticks."""
+    """How long the machine's cores have been busy (or taken by other machines), and idle, in ticks."""
     with open("/proc/stat", encoding="ascii") as file:
-        user, nice, system, idle, iowait, *interrupts = map(int, file.readline().split()[1:8])
-    return user + nice + system + sum(interrupts), idle + iowait
+        user, nice, system, idle, iowait, *others = map(int, file.readline().split()[1:9])
+    return user + nice + system + sum(others), idle + iowait

@@ -7,9 +7,9 @@ One trip (trips.py) in which the busiest node sends b bytes, its largest message
 on a link of R bit/s and L seconds one way. h(m) = 1 up to the eager limit, and 3 above: request, consent,
 data. r is the share of a round trip over which TCP spreads a burst that is longer than its first window: ln 2
 / 2 with bbr, which then measures a rate of one message per round trip and paces at 2 / ln 2 of it; 0 with
-others, as long as they are not idle. Chains that run side by side share R. Two constants stand for the
-software: the goodput g, the share of R that messages get, and the overhead o per one-way message; `Link.fit`
-finds them from two timed exchanges, one small and one large.
+others, as long as they are not idle. Chains that run side by side share R, and so do buckets. Two constants
+stand for the software: the goodput g, the share of R that messages get, and the overhead o per one-way
+message; `Link.fit` finds them from two timed exchanges, one small and one large.
 
 A step computes for c seconds, does the method's own computing (encode, decode), and exchanges:
 
@@ -20,6 +20,7 @@ A step computes for c seconds, does the method's own computing (encode, decode),
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -81,8 +82,15 @@ class Link:
 
     def seconds(self, one: Round) -> float:
         """How long the trips of a round take."""
-        busy = sum(self._busy(trip) for chain in one.chains for trip in chain)
-        return busy + max((sum(map(self._idle, chain)) for chain in one.chains), default=0.0)
+        return self.busy(one) + self.idle(one)
+
+    def busy(self, one: Round) -> float:
+        """For how long a round's bytes keep the link from others."""
+        return sum(self._busy(trip) for chain in one.chains for trip in chain)
+
+    def idle(self, one: Round) -> float:
+        """What a round takes besides."""
+        return max((sum(map(self._idle, chain)) for chain in one.chains), default=0.0)
 
     def _busy(self, trip: Trip) -> float:
         return 8 * trip.busiest / (self.goodput * self.bandwidth)
@@ -162,17 +170,23 @@ def step(
         compute: c, seconds of a step without exchange.
         own: seconds that the method itself computes in a round: encode, decode.
     """
-    network = [link.seconds(one) for one in buckets]
-    exchange = sum(network)
+    exchange = _end(link, buckets, [0.0] * len(buckets))
     if not overlap:
         exposed = exchange
     elif method.kind == "parameter":
         exposed = max(0.0, exchange - compute) if hides(method) else exchange
     else:
-        ready, free = FORWARD * compute, 0.0
-        for size, seconds in zip(sizes, network, strict=True):
-            ready += (1 - FORWARD) * compute * size / max(1, sum(sizes))
-            free = max(free, ready) + seconds
-        exposed = max(0.0, free - compute)
+        filled = [n / max(1, sum(sizes)) for n in itertools.accumulate(sizes)]
+        ready = [(FORWARD + (1 - FORWARD) * share) * compute for share in filled]
+        exposed = max(0.0, _end(link, buckets, ready) - compute)
     every = getattr(method, "every", 1)
     return Step(compute + (own + exposed) / every, exchange / every, exposed / every, own / every)
+
+
+def _end(link: Link, buckets: Sequence[Round], ready: Sequence[float]) -> float:
+    """When the last round ends, if they begin when `ready`; a latency does not keep the next one waiting."""
+    free = end = 0.0
+    for one, begin in zip(buckets, ready, strict=True):
+        free = max(free, begin) + link.busy(one)
+        end = max(end, free + link.idle(one))
+    return end

@@ -67,8 +67,8 @@ def made_up(folder: Path) -> Results:
             local |= {"cores_busy": 0.5}
             results.cells.append({"method": "local", "overlap": True, **local, **where})
             for key, method in METHODS.items():
-                ((one,),) = candidates[key].rounds
-                alone = 1e3 * on.seconds(one)
+                (buckets,) = candidates[key].rounds
+                alone, sent = 1e3 * sum(map(on.seconds, buckets)), sum(one.sent for one in buckets)
                 for overlap in (True, False) if method.algorithm else (True,):
                     step = candidates[key].step(on, STEP, overlap, own=sum(OWN.values()) / 1e3)
                     cell = {
@@ -76,12 +76,12 @@ def made_up(folder: Path) -> Results:
                         "overlap": overlap,
                         "step_ms": 1e3 * step.total,
                         "step_ms_by_host": [1e3 * step.total] * HOSTS,
-                        "wire_bytes": 1.05 * one.sent,
+                        "wire_bytes": 1.05 * sent,
                         "cores_busy": 0.5,
                         "exchange_ms": alone if method.gossips and overlap else None,
                     }
                     if method.algorithm:
-                        cell |= {"bytes_sent": one.sent, "exposed_wait_ms": 1e3 * step.exposed, **OWN}
+                        cell |= {"bytes_sent": sent, "exposed_wait_ms": 1e3 * step.exposed, **OWN}
                     results.cells.append(cell | where)
     on = TRUTH.at(*results.networks()[0])
     exchanges = {}
@@ -492,7 +492,7 @@ def test_a_small_sweep(tmp_path: Path) -> None:
     for c in found.cells:
         assert (
             c["step_ms"] >= 40
-            and 0 < c["cores_busy"] <= 1
+            and 0 <= c["cores_busy"] <= 1
             and (c["method"] == "local" or c["wire_bytes"] > 0)
         )
     net: nn.Module = models.build("resnet20")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import gossip
 from gossip import byte_table, shapes, traffic
@@ -330,3 +331,13 @@ def test_a_wrong_number_of_nodes(
     with pytest.raises(SystemExit):
         run(capsys, monkeypatch, "resnet20", "--nodes", nodes)
     assert "is not a number of nodes" in capsys.readouterr().err
+
+
+def test_the_first_bucket_is_small_and_the_last_size_holds_for_all_that_follow() -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(10, 10, bias=False) for _ in range(7)))
+    sizes = [bucket.size for bucket in FlatModel(model, (400, 800)).buckets]
+    assert sizes == [100, 200, 200, 200]
+    for method in ("allreduce", "qsgd", "dgc"):
+        assert bucket_bytes(make_algorithm(method)) == (2**20, 25 * 2**20)
+    assert bucket_bytes(make_algorithm("dpsgd")) is None
+    assert bucket_bytes(make_algorithm("dpsgd"), 2.0) == (2**21,)

@@ -491,46 +491,57 @@ def test_gradients_are_final_when_backward_returns(spec: str) -> None:
 
 
 class Fails(torch.autograd.Function):
-    """The identity, whose first backward fails."""
+    """The identity, whose backward fails if it is told to."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, first: bool) -> Tensor:
-        ctx.first = first
+    def forward(ctx: Any, x: Tensor, fails: bool) -> Tensor:
+        ctx.fails = fails
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, *grad: Any) -> Any:
-        if ctx.first:
+        if ctx.fails:
             raise MemoryError("halfway")
         return grad[0], None
 
 
-@pytest.mark.parametrize("overlap", [True, False])
-def test_a_backward_that_failed_halfway(overlap: bool) -> None:
-    """With overlap a part of it has been sent, which is an error; else the step begins anew."""
+class Fault(nn.Module):
+    """A layer whose backward fails `now`."""
+
+    now = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = Fails.apply(x, self.now)
+        return out
+
+
+@pytest.mark.parametrize(("overlap", "bucket_mb"), [(True, 1e-5), (True, None), (False, 1e-5)])
+def test_a_backward_that_failed_halfway(overlap: bool, bucket_mb: float | None) -> None:
+    """If a part of it has been sent, that is an error; else the next one begins anew."""
 
     def node(fail: bool) -> Tensor:
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+        model = nn.Sequential(nn.Linear(3, 3), fault := Fault(), nn.Linear(3, 3))
         optimizer = sgd(model)
-        session = gossip.join(model, optimizer, algorithm="allreduce", bucket_mb=1e-5, overlap=overlap)
-        x = torch.ones(2, 3)
+        session = gossip.join(model, optimizer, algorithm="allreduce", bucket_mb=bucket_mb, overlap=overlap)
         for step in range(3):
-            for first in (True, False) if fail and step == 1 else (False,):
+            for fault.now in (True, False) if fail and step == 1 else (False,):
                 optimizer.zero_grad()
                 try:
-                    model[1](Fails.apply(model[0](x), first)).sum().backward()
+                    model(torch.full((2, 3), 1.0 + session.rank)).sum().backward()
                 except MemoryError:
                     continue
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
             optimizer.step()
         session.finish()
         return flat(model)
 
-    if overlap:
+    if overlap and bucket_mb is not None:
         with pytest.raises(UsageError, match="failed halfway"):
             gossip.launch(node, 2, True)
     else:
-        assert equal(gossip.launch(node, 2, True), gossip.launch(node, 2, False))
+        failed, whole = gossip.launch(node, 2, True), gossip.launch(node, 2, False)
+        assert equal(failed, whole) and torch.equal(*failed)
 
 
 class Branches(nn.Module):
