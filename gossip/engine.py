@@ -92,7 +92,7 @@ class Lane:
             self.t = self.node.t
             return None
         except NonFiniteError as error:
-            raise self.diverged() from error
+            raise self.diverged(self.node.t) from error
 
     def advance(self) -> None:
         """Take every arrival that is ready; never waits."""
@@ -111,9 +111,14 @@ class Lane:
             if self.x is not self.live:
                 self.live.copy_(self.x)
 
-    def diverged(self) -> DivergedError:
-        """Tell the others that this bucket holds NaN or infinity; the error to raise here."""
-        where = {"rank": self.node.rank, "round": self.node.t, "bucket": self.node.bucket}
+    @property
+    def is_finite(self) -> bool:
+        """Whether the model's parameters are."""
+        return math.isfinite(float(self.live.sum()))
+
+    def diverged(self, t: int) -> DivergedError:
+        """Tell the others that this bucket holds NaN or infinity in round t; the error to raise here."""
+        where = {"rank": self.node.rank, "round": t, "bucket": self.node.bucket}
         self.node.transport.note("diverged", where)
         return _diverged(where)
 
@@ -378,6 +383,11 @@ class Engine:
     @_locked
     def on_step_begin(self, has_closure: bool = False) -> None:
         """The optimizer is about to step; with a closure, backward is yet to come."""
+        if not has_closure:
+            self._forget_failed_backward()
+        self._begin_step(has_closure)
+
+    def _begin_step(self, has_closure: bool = False) -> None:
         self.flat.check_attached()
         if self.averages_gradients:
             if not self._reduced and not has_closure:
@@ -400,6 +410,10 @@ class Engine:
             self._stale.clear()
             if self._lazy is not None:
                 self._lazy.check()
+            else:
+                for lane in self.lanes:
+                    if not lane.is_finite:
+                        raise lane.diverged(lane.t)
             if self._outbox.posting != Posting():  # as those will be that come later: see LazyOptimizer
                 for p in self.flat.names:
                     p.grad = None
@@ -421,8 +435,8 @@ class Engine:
 
     def _exchange(self) -> None:
         for lane in self.lanes:
-            if not math.isfinite(float(lane.live.sum())):
-                raise lane.diverged()
+            if not lane.is_finite:
+                raise lane.diverged(lane.t + 1)
         self._await(Update)
         for lane in self.lanes:
             lane.resume(lane.live)
@@ -433,7 +447,7 @@ class Engine:
     @_locked
     def skip(self) -> None:
         """Take part in this step's round without an optimizer step (e.g. one that a GradScaler skipped)."""
-        self.on_step_begin()
+        self._begin_step()
         if self._lazy is not None:
             self._lazy.forget()
         self.on_step_end()
@@ -490,8 +504,9 @@ class Engine:
         if len(self._missing) < len(self.lanes):
             raise UsageError(
                 "the last backward() has failed halfway, when part of its gradients had been exchanged: this "
-                "step cannot begin anew. Go on from a checkpoint. With --no-overlap (join(overlap=False)) "
-                "nothing is exchanged before the end of backward()."
+                "step cannot begin anew. If all ranks failed alike, call node.skip() in its place; else go "
+                "on from a checkpoint. With --no-overlap (join(overlap=False)) nothing is exchanged before "
+                "the end of backward()."
             )
         self._in_backward = False
 

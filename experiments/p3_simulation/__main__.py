@@ -13,9 +13,10 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments.config import non_negative_float, positive_float, positive_int
 from experiments.p3_simulation import layers, picture
 from experiments.p3_simulation.simulator import BYTES, Cluster, Run, simulate
-from gossip import cli
+from gossip import cli, files
 from gossip.algorithms.p3 import P3
 from gossip.errors import UsageError
 
@@ -39,23 +40,33 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--gbits",
         nargs="+",
-        type=float,
+        type=positive_float,
         default=[1, 2, 4, 8, 16, 32, 64],
         help="of each link, Gbit/s each way",
     )
-    add("--nodes", type=int, default=4, help="(%(default)s)")
-    add("--images", type=int, default=32, help="per node and step (%(default)s)")
+    add("--nodes", type=positive_int, default=4, help="(%(default)s)")
+    add("--images", type=positive_int, default=32, help="per node and step (%(default)s)")
     add(
         "--tflops",
-        type=float,
+        type=positive_float,
         default=2.6,
         help="sustained speed of a node, 10^12/s (%(default)s: half the peak of the paper's Quadro P4000)",
     )
-    add("--latency-us", type=float, default=50, help="one way (%(default)s)")
-    add("--update-ns", type=float, default=1, help="a server's time per value of a slice (%(default)s)")
-    add("--slice-us", type=float, default=50, help="a server's time per slice besides (%(default)s)")
-    add("--slice", type=int, default=P3().slice, help="most values in a slice (%(default)s)")
-    add("--in-flight", type=int, default=P3().in_flight, help="messages on their way (%(default)s)")
+    add("--latency-us", type=non_negative_float, default=50, help="one way (%(default)s)")
+    add(
+        "--update-ns",
+        type=non_negative_float,
+        default=1,
+        help="a server's time per value of a slice (%(default)s)",
+    )
+    add(
+        "--slice-us",
+        type=non_negative_float,
+        default=50,
+        help="a server's time per slice besides (%(default)s)",
+    )
+    add("--slice", type=positive_int, default=P3().slice, help="most values in a slice (%(default)s)")
+    add("--in-flight", type=positive_int, default=P3().in_flight, help="messages on their way (%(default)s)")
     add("--picture", type=Path, metavar="FILE", help="draw a step of the first model at the first bandwidth")
     return parser
 
@@ -77,9 +88,9 @@ def compare(model: Sequence[layers.Layer], cluster: Cluster, slice: int, in_flig
 def main(argv: Sequence[str] | None = None) -> int:
     """The command."""
     args = parser().parse_args(argv)
-    if min(args.nodes, args.images, args.tflops, *args.gbits) <= 0:
-        raise UsageError("--nodes, --images, --tflops and --gbits must be above 0")
     if args.picture is not None:
+        if args.picture.suffix not in (".png", ".pdf", ".svg"):
+            raise UsageError(f"--picture {args.picture}: give a name that ends in .png, .pdf or .svg")
         args.model, args.gbits = args.model[:1], args.gbits[:1]
     for model in args.model:
         compute = 6 * args.images * layers.multiply_adds(model) / (1e12 * args.tflops)
@@ -109,7 +120,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
             if args.picture is not None:
                 title = f"{model} on {args.nodes} nodes, {gbits:g} Gbit/s (simulated): rank 0"
-                picture.draw(runs, [layer.name for layer in of_model], title, args.picture)
+                with files.writing(args.picture):
+                    picture.draw(runs, [layer.name for layer in of_model], title, args.picture)
         print()
     return 0
 

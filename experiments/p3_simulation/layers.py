@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from experiments import toml
 from gossip.errors import UsageError
@@ -37,11 +38,7 @@ def load(model: str, compute: float) -> tuple[Layer, ...]:
     Raises:
         UsageError: there is no such model.
     """
-    if model not in MODELS:
-        near = nearest(model, MODELS)
-        hint = f"; did you mean {near!r}?" if near else ""
-        raise UsageError(f"model {model!r}: there is no such model{hint}\nThere is: {', '.join(MODELS)}")
-    rows = toml.read(HERE / f"{model}.toml")
+    rows = _rows(model)
     work = sum(macs for _, macs in rows.values())
     return tuple(
         Layer(name, values, compute * macs / work / 3, compute * macs / work * 2 / 3)
@@ -50,9 +47,20 @@ def load(model: str, compute: float) -> tuple[Layer, ...]:
 
 
 def multiply_adds(model: str) -> int:
-    """Of one image's forward pass."""
-    rows = toml.read(HERE / f"{model}.toml")
-    return sum(macs for _, macs in rows.values())
+    """Of one image's forward pass.
+
+    Raises:
+        UsageError: there is no such model.
+    """
+    return sum(macs for _, macs in _rows(model).values())
+
+
+def _rows(model: str) -> dict[str, Any]:
+    if model not in MODELS:
+        near = nearest(model, MODELS)
+        hint = f"; did you mean {near!r}?" if near else ""
+        raise UsageError(f"model {model!r}: there is no such model{hint}\nThere is: {', '.join(MODELS)}")
+    return toml.read(HERE / f"{model}.toml")
 
 
 def total(layers: Sequence[Layer]) -> tuple[int, float]:

@@ -14,7 +14,7 @@ from experiments.p3_simulation import __main__ as command
 from experiments.p3_simulation.layers import MODELS, Layer, load, multiply_adds, total
 from experiments.p3_simulation.simulator import BYTES, Cluster, Run, cut, simulate
 from gossip.algorithms.p3 import P3
-from gossip.errors import UsageError
+from gossip.errors import UsageError, WriteError
 from gossip.flat import FlatModel
 from tests.training import Net
 
@@ -241,5 +241,22 @@ def test_the_command_prints_a_table_and_draws(capsys: pytest.CaptureFixture[str]
     assert lines[0].startswith("vgg16-cifar: 33,638,218 values in 16 layers; 4 nodes") and len(lines) == 5
     assert lines[3].startswith("| 1 | 1.61 |")
     assert picture.read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(UsageError, match="above 0"):
-        command.main(["--gbits", "0"])
+
+
+@pytest.mark.parametrize(
+    "words", ["--gbits 0", "--gbits nan", "--slice 0", "--in-flight 0", "--update-ns -1", "--latency-us nan"]
+)
+def test_numbers_that_make_no_sense_are_refused(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command.main(words.split())
+    assert words.split()[0] in capsys.readouterr().err
+
+
+def test_an_unknown_model_and_a_picture_that_cannot_be_written() -> None:
+    with pytest.raises(UsageError, match="There is: "):
+        command.main(["--model", "vgg91"])
+    with pytest.raises(UsageError, match="give a name that ends in"):
+        command.main(["--picture", "p3.foo"])
+    pytest.importorskip("matplotlib")
+    with pytest.raises(WriteError, match="/proc"):
+        command.main(["--model", "vgg16-cifar", "--gbits", "1", "--picture", "/proc/p3.png"])

@@ -692,6 +692,30 @@ def test_nan_gradients_name_rank_round_and_bucket(spec: str, value: float, where
     assert caught.value.exit_code == 3
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_mean_gradient_may_be_infinite_but_not_the_model(overlap: bool) -> None:
+    """A GradScaler sees the infinity and leaves the step out; who applies it is told."""
+
+    def node(skip: bool) -> Tensor:
+        model = nn.Linear(6, 4)
+        optimizer = sgd(model)
+        session = gossip.join(model, optimizer, algorithm="allreduce", overlap=overlap)
+        for step in range(1, 6):
+            optimizer.zero_grad()
+            loss = model(torch.ones(2, 6)).sum()
+            (loss * float("inf") if step == 4 and session.rank == 1 else loss).backward()
+            if skip and not torch.isfinite(model.weight.grad).all():  # type: ignore[arg-type]
+                session.skip()
+            else:
+                optimizer.step()
+        session.finish()
+        return flat(model)
+
+    with pytest.raises(DivergedError, match="round 4, bucket 0"):
+        gossip.launch(node, 2, False)
+    assert all(torch.isfinite(x).all() for x in gossip.launch(node, 2, True))
+
+
 # -- traffic -----------------------------------------------------------------------------------------------
 
 
