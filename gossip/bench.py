@@ -12,6 +12,8 @@ import json
 import math
 import os
 import platform
+import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -36,6 +38,12 @@ SPECS = (
 """What is timed by default: every codec as it is, and the variants that have a target."""
 
 REPEATS = 9
+
+REST = 0.02
+"""Seconds until torch's threads sleep; for long messages with more than one thread."""
+
+IN_CACHE = 100_000
+"""Values of a vector that stays in a core's own cache."""
 
 TARGETS = {
     "qsgd:bits=8": ("encode_ms", 4.0),
@@ -150,7 +158,9 @@ def measure(spec: str, values: int, threads: int, device: str = "cpu", repeats: 
         message = encode(x)
         actions["textbook_encode_ms"] = lambda: encode(x)
         actions["textbook_decode_ms"] = lambda: decode(message, values)
-    times = _in_turns(actions, _clock(threads, device), repeats, inner=max(1, 10**6 // max(values, 1) // 4))
+    rest = REST if device == "cpu" and threads > 1 and values >= 10**6 else 0.0
+    inner = max(1, 10**6 // max(values, 1) // 4)
+    times = _in_turns(actions, _clock(threads, device), repeats, inner, rest)
     return Row(
         codec=spec,
         device=device,
@@ -175,12 +185,21 @@ def _clock(threads: int, device: str) -> Callable[[], float]:
 
 
 def _in_turns(
-    actions: dict[str, Callable[[], object]], clock: Callable[[], float], repeats: int, inner: int
+    actions: dict[str, Callable[[], object]],
+    clock: Callable[[], float],
+    repeats: int,
+    inner: int,
+    rest: float,
 ) -> dict[str, float]:
-    """Median ms of each action; each is done `inner` times per turn, so that short ones can be timed."""
+    """Median ms of each action; each is done `inner` times per turn, so that short ones can be timed.
+
+    Before each they `rest`: torch's threads spin for some ms after their work, on the core that another
+    thread of a codec is to have.
+    """
     times: dict[str, list[float]] = {name: [] for name in actions}
     for turn in range(repeats + 1):  # the first warms up
         for name, action in actions.items():
+            time.sleep(rest)
             start = clock()
             for _ in range(inner):
                 action()
@@ -221,10 +240,15 @@ def run(args: argparse.Namespace) -> None:
         rows.append(row)
         print(line(row), flush=True)
     print("\n".join(verdicts(rows)))
-    if args.json:
-        args.json.write_text(
-            json.dumps({**machine(), "rows": [asdict(row) for row in rows]}, indent=1) + "\n"
+    facts = machine()
+    if args.device == "cpu" and max(threads) > 1:
+        facts["core_scaling"] = gain = core_scaling(max(threads))
+        print(
+            f"the cores: {max(threads)} threads with vectors of their own, in cache, do {gain:.2f} times "
+            "the work of one"
         )
+    if args.json:
+        args.json.write_text(json.dumps({**facts, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
 
 
 def rows_of(
@@ -290,6 +314,34 @@ def verdicts(rows: Sequence[Row]) -> Iterator[str]:
             share = moved / (8 * row.values / row.copy_ms)
             what = f"{row.codec}: encode on {row.device}, of the copy's bandwidth"
             yield _verdict(what, share, "≥ 0.6", share >= 0.6)
+
+
+def core_scaling(threads: int) -> float:
+    """How many times the work of one thread so many do at once: no more can be asked of a codec.
+
+    Less than `threads` where cores are halves of one (SMT), also if a virtual machine hides that.
+    """
+    codec, before = make_codec("qsgd"), torch.get_num_threads()
+    torch.set_num_threads(1)  # of a codec
+
+    def work() -> None:
+        x = torch.randn(IN_CACHE)
+        for key in range(200):
+            codec.encode(x, key)
+
+    def seconds(count: int) -> float:
+        workers = [threading.Thread(target=work) for _ in range(count)]
+        start = time.perf_counter()
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        return time.perf_counter() - start
+
+    try:
+        return statistics.median(threads * seconds(1) / seconds(threads) for _ in range(5))
+    finally:
+        torch.set_num_threads(before)
 
 
 def _targets(spec: str) -> Iterator[tuple[str, float]]:

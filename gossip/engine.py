@@ -111,11 +111,6 @@ class Lane:
             if self.x is not self.live:
                 self.live.copy_(self.x)
 
-    @property
-    def is_finite(self) -> bool:
-        """Whether the model's parameters are."""
-        return math.isfinite(float(self.live.sum()))
-
     def diverged(self, t: int) -> DivergedError:
         """Tell the others that this bucket holds NaN or infinity in round t; the error to raise here."""
         where = {"rank": self.node.rank, "round": t, "bucket": self.node.bucket}
@@ -410,10 +405,6 @@ class Engine:
             self._stale.clear()
             if self._lazy is not None:
                 self._lazy.check()
-            else:
-                for lane in self.lanes:
-                    if not lane.is_finite:
-                        raise lane.diverged(lane.t)
             if self._outbox.posting != Posting():  # as those will be that come later: see LazyOptimizer
                 for p in self.flat.names:
                     p.grad = None
@@ -435,7 +426,7 @@ class Engine:
 
     def _exchange(self) -> None:
         for lane in self.lanes:
-            if not lane.is_finite:
+            if not math.isfinite(float(lane.live.sum())):
                 raise lane.diverged(lane.t + 1)
         self._await(Update)
         for lane in self.lanes:
