@@ -12,8 +12,6 @@ import json
 import math
 import os
 import platform
-import statistics
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -41,9 +39,6 @@ REPEATS = 9
 
 REST = 0.02
 """Seconds until torch's threads sleep; for long messages with more than one thread."""
-
-IN_CACHE = 100_000
-"""Values of a vector that stays in a core's own cache."""
 
 TARGETS = {
     "qsgd:bits=8": ("encode_ms", 4.0),
@@ -240,15 +235,8 @@ def run(args: argparse.Namespace) -> None:
         rows.append(row)
         print(line(row), flush=True)
     print("\n".join(verdicts(rows)))
-    facts = machine()
-    if args.device == "cpu" and max(threads) > 1:
-        facts["core_scaling"] = gain = core_scaling(max(threads))
-        print(
-            f"the cores: {max(threads)} threads with vectors of their own, in cache, do {gain:.2f} times "
-            "the work of one"
-        )
     if args.json:
-        args.json.write_text(json.dumps({**facts, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+        args.json.write_text(json.dumps({**machine(), "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
 
 
 def rows_of(
@@ -314,34 +302,6 @@ def verdicts(rows: Sequence[Row]) -> Iterator[str]:
             share = moved / (8 * row.values / row.copy_ms)
             what = f"{row.codec}: encode on {row.device}, of the copy's bandwidth"
             yield _verdict(what, share, "≥ 0.6", share >= 0.6)
-
-
-def core_scaling(threads: int) -> float:
-    """How many times the work of one thread so many do at once: no more can be asked of a codec.
-
-    Less than `threads` where cores are halves of one (SMT), also if a virtual machine hides that.
-    """
-    codec, before = make_codec("qsgd"), torch.get_num_threads()
-    torch.set_num_threads(1)  # of a codec
-
-    def work() -> None:
-        x = torch.randn(IN_CACHE)
-        for key in range(200):
-            codec.encode(x, key)
-
-    def seconds(count: int) -> float:
-        workers = [threading.Thread(target=work) for _ in range(count)]
-        start = time.perf_counter()
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-        return time.perf_counter() - start
-
-    try:
-        return statistics.median(threads * seconds(1) / seconds(threads) for _ in range(5))
-    finally:
-        torch.set_num_threads(before)
 
 
 def _targets(spec: str) -> Iterator[tuple[str, float]]:

@@ -47,12 +47,6 @@ def test_the_textbook_version_does_the_same_work(spec: str) -> None:
     assert errors[0] == pytest.approx(errors[1], rel=0.1)
 
 
-def test_the_cores_own_scaling_is_measured() -> None:
-    before = torch.get_num_threads()
-    assert 0.2 < bench.core_scaling(2) < 4
-    assert torch.get_num_threads() == before
-
-
 def test_verdicts_name_what_was_missed() -> None:
     def row(codec: str, threads: int, ms: float, values: int = bench.SIZES[-1]) -> bench.Row:
         return bench.Row(codec, "cpu", threads, values, 1, 10.0, ms, ms, ms, None, None)
