@@ -236,7 +236,9 @@ def run(args: argparse.Namespace) -> None:
         print(line(row), flush=True)
     print("\n".join(verdicts(rows)))
     if args.json:
-        args.json.write_text(json.dumps({**machine(), "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+        args.json.write_text(
+            json.dumps({**machine(), "rows": [asdict(row) for row in rows]}, indent=1) + "\n"
+        )
 
 
 def rows_of(
