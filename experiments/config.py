@@ -7,9 +7,9 @@ import datetime
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import torch
 
@@ -18,6 +18,7 @@ from experiments import toml, workloads
 from experiments.runfolder import RunFolder
 from gossip import cli
 from gossip.agreement import agree
+from gossip.cli import fraction, non_negative_float, positive_float, positive_int
 from gossip.errors import UsageError
 from gossip.suggest import nearest
 from gossip.transport.base import Transport
@@ -299,36 +300,3 @@ def _check_same_run(args: argparse.Namespace, own: argparse.Namespace, out: str)
                 f"the run in {out} was started with {flag} {before}, not {now}: "
                 f"leave {flag} out to continue it, or start another run with another --out"
             )
-
-
-def positive_int(text: str) -> int:
-    """An argparse type."""
-    return _number(text, int, lambda value: value > 0, "a whole number above 0")
-
-
-def positive_float(text: str) -> float:
-    """An argparse type."""
-    return _number(text, float, lambda value: 0 < value < float("inf"), "a number above 0")
-
-
-def non_negative_float(text: str) -> float:
-    """An argparse type."""
-    return _number(text, float, lambda value: 0 <= value < float("inf"), "a number, 0 or more")
-
-
-def fraction(text: str) -> float:
-    """An argparse type."""
-    return _number(text, float, lambda value: 0 <= value < 1, "a number from 0 up to, but not including, 1")
-
-
-Number = TypeVar("Number", int, float)
-
-
-def _number(text: str, convert: Callable[[str], Number], fits: Callable[[Number], bool], what: str) -> Number:
-    try:
-        value = convert(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not {what}") from None
-    if not fits(value):
-        raise argparse.ArgumentTypeError(f"{text} is not {what}")
-    return value

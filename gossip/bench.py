@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from compressors import CODECS, Compressor, kernels
+from gossip.cli import positive_int
 from gossip.spec import make_codec
 
 SIZES = (10**4, 10**5, 272_474, 10**6, 25 * 10**6)
@@ -216,10 +217,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sizes", type=_size, nargs="+", default=SIZES, metavar="N", help="values per message, e.g. 1e4 25e6"
     )
     parser.add_argument(
-        "--threads", type=_count, nargs="+", metavar="T", help="numbers of threads (default: 1 and all)"
+        "--threads", type=positive_int, nargs="+", metavar="T", help="numbers of threads (default: 1 and all)"
     )
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--repeats", type=_count, default=REPEATS, help="turns per row (%(default)s)")
+    parser.add_argument("--repeats", type=positive_int, default=REPEATS, help="turns per row (%(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows here too")
 
 
@@ -338,12 +339,6 @@ def _cpu_model() -> str:
             if text.startswith("model name"):
                 return text.partition(":")[2].strip()
     return platform.processor()
-
-
-def _count(text: str) -> int:
-    if not (text.isdecimal() and int(text) >= 1):
-        raise argparse.ArgumentTypeError(f"{text} given; a whole number above 0 fits")
-    return int(text)
 
 
 def _size(text: str) -> int:

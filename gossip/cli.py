@@ -11,7 +11,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from gossip import transport
 from gossip.errors import GossipError, UsageError
@@ -75,3 +75,39 @@ def _end_job(error: GossipError) -> NoReturn:
         time.sleep(PATIENCE)
     print(f"rank {rank}: {error}" if rank else error, file=sys.stderr, flush=True)
     sys.exit(error.exit_code)
+
+
+# -- types of numbers, for argparse --------------------------------------------------------------------------
+
+
+def positive_int(text: str) -> int:
+    """An argparse type."""
+    return _number(text, int, lambda value: value > 0, "a whole number above 0")
+
+
+def positive_float(text: str) -> float:
+    """An argparse type."""
+    return _number(text, float, lambda value: 0 < value < float("inf"), "a number above 0")
+
+
+def non_negative_float(text: str) -> float:
+    """An argparse type."""
+    return _number(text, float, lambda value: 0 <= value < float("inf"), "a number, 0 or more")
+
+
+def fraction(text: str) -> float:
+    """An argparse type."""
+    return _number(text, float, lambda value: 0 <= value < 1, "a number from 0 up to, but not including, 1")
+
+
+Number = TypeVar("Number", int, float)
+
+
+def _number(text: str, convert: Callable[[str], Number], fits: Callable[[Number], bool], what: str) -> Number:
+    try:
+        value = convert(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {what}") from None
+    if not fits(value):
+        raise argparse.ArgumentTypeError(f"{text} is not {what}")
+    return value

@@ -71,7 +71,7 @@ class Stepping:
                 self._warn()
 
     def finish(self) -> None:
-        """There will be no more."""
+        """The session ends: a loop too short for the warning above gets it now."""
         if self._backwards is not None and 1 < self._backwards < UNSTEPPED:
             self._warn()
 

@@ -465,7 +465,7 @@ class Session:
         return [lane.state for lane in self._engine.lanes]
 
     def _identity(self) -> dict[str, Any]:
-        """What a state belongs to: another method, codec, graph, seed or rank would go on differently."""
+        """What a state belongs to: with another of these it would go on differently."""
         sizes = [bucket.size for bucket in self._flat.buckets]
         return {
             "algorithm": str(self.algorithm),
@@ -488,7 +488,8 @@ class Session:
         """Continue from `state_dict`, bitwise. Call it after join and before the first forward.
 
         Raises:
-            CheckpointError: the state belongs to another method, codec, graph, seed, rank or number of ranks.
+            CheckpointError: the state belongs to another method, codec, graph, seed, rank, number of ranks or
+                cut into buckets.
         """
         for name, value in self._identity().items():
             if (written := state.get(name)) != value:

@@ -33,8 +33,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gossip
 from experiments import models
-from experiments.config import positive_int
 from gossip import bench, cli
+from gossip.cli import positive_int
 from gossip.envreport import collect
 from gossip.errors import GossipError, UsageError
 
@@ -145,12 +145,7 @@ def main() -> None:
     add = parser.add_argument
     add("--model", default="resnet20", help="as for experiments.train (%(default)s)")
     add("--batch-size", type=positive_int, default=16, metavar="N", help="per rank (%(default)s)")
-    add(
-        "--bucket-mb",
-        type=float,
-        metavar="MB",
-        help="of allreduce (1 for the first, 25)",
-    )
+    add("--bucket-mb", type=float, metavar="MB", help="of allreduce (1 for the first, 25)")
     add("--warmup", type=positive_int, default=5, metavar="STEPS", help="of each, not timed (%(default)s)")
     add("--steps", type=positive_int, default=20, metavar="N", help="per block (%(default)s)")
     add("--turns", type=positive_int, default=15, metavar="N", help="blocks of each (%(default)s)")

@@ -31,7 +31,6 @@ import torch
 from torch import Tensor, nn
 
 import gossip
-from experiments.config import positive_int
 from experiments.netlab import isolation, requirements
 from experiments.netlab.lab import Lab
 from experiments.netlab.network import Network
@@ -39,6 +38,7 @@ from experiments.p3_simulation.layers import MODELS, Layer, load, total
 from experiments.p3_simulation.simulator import BYTES, Cluster, simulate
 from gossip import cli, units
 from gossip.algorithms.p3 import P3
+from gossip.cli import positive_int
 from gossip.envreport import collect
 from gossip.plan import link
 from gossip.transport.base import Transport

@@ -67,9 +67,9 @@ def _measure(world: Transport, job: Job, method: Method, overlap: bool) -> Cell:
         if node is not None:
             node.stats.take()
         world.barrier()
-        wire, (busy, idle) = _wire_bytes(), _core_time()
+        wire, cores = _wire_bytes(), _core_time()
         times = [step() for _ in range(steps)]
-        busy, idle = (after - before for after, before in zip(_core_time(), (busy, idle), strict=True))
+        busy, idle = (after - before for after, before in zip(_core_time(), cores, strict=True))
         mine: dict[str, Any] = {"step_ms": 1e3 * statistics.median(times)}
         mine["wire_bytes"] = (_wire_bytes() - wire) / steps
         mine["cores_busy"] = busy / max(busy + idle, 1)

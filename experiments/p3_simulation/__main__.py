@@ -13,11 +13,11 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.config import non_negative_float, positive_float, positive_int
 from experiments.p3_simulation import layers, picture
 from experiments.p3_simulation.simulator import BYTES, Cluster, Run, simulate
 from gossip import cli, files
 from gossip.algorithms.p3 import P3
+from gossip.cli import non_negative_float, positive_float, positive_int
 from gossip.errors import UsageError
 
 FIFO = "FIFO, layers"
