@@ -152,6 +152,19 @@ def law_mean(transport: Transport) -> None:
         assert len(set(transport.allgather(mean.numpy().tobytes()))) == 1, shape
 
 
+def law_long_and_short_means_of_a_channel_do_not_mix(transport: Transport) -> None:
+    """Six in flight, long ones between short ones, awaited from the last on."""
+    channel, n = transport.open_channels(1), transport.size
+    lengths = [40_001, 3, 90_000, 1, 40_001, 100]
+    started = [
+        transport.start_mean(torch.full((length,), float(i + transport.rank)), channel)
+        for i, length in enumerate(lengths)
+    ]
+    for i, pending in reversed(list(enumerate(started))):
+        wait_for(transport, pending)
+        assert torch.equal(pending.value(), torch.full((lengths[i],), float(n * i + n * (n - 1) // 2)) / n)
+
+
 def law_results_of_means_are_kept(transport: Transport) -> None:
     """Means of one channel may be in flight together, and later ones leave earlier results alone."""
     channel, n = transport.open_channels(1), transport.size
@@ -199,10 +212,12 @@ def law_means_complete_in_any_order(transport: Transport) -> None:
 
 
 def law_mean_counts_as_ring_allreduce(transport: Transport) -> None:
-    """2(n-1)/n of its bytes, whatever the library really does."""
-    channel, before = transport.open_channels(1), transport.bytes_sent
-    wait_for(transport, transport.start_mean(torch.ones(999), channel))
-    assert transport.bytes_sent - before == 2 * (transport.size - 1) * 999 * 4 // transport.size
+    """2(n-1)/n of its bytes: exact for long ones (to the value), for short ones whatever MPI really does."""
+    channel = transport.open_channels(1)
+    for length in (999, 100_001):
+        before = transport.bytes_sent
+        wait_for(transport, transport.start_mean(torch.ones(length), channel))
+        assert transport.bytes_sent - before == 2 * (transport.size - 1) * length * 4 // transport.size
 
 
 def law_notes_reach_everybody(transport: Transport) -> None:

@@ -1,9 +1,9 @@
 """What a round sends, as trips through the network. The one place where the planner's byte counts come from.
 
 A *trip* is what travels at the same time; a *chain* is trips of which each waits for the one before. A
-neighbour method makes one trip, an all-reduce a chain of 2 log₂ n. Messages are those that the method itself
-declares (`Algorithm.expects`), in the size that its codec declares (`max_bytes`); where a message's length
-depends on the data, that is the most it can be.
+neighbour method makes one trip, an all-reduce a chain of 2(n − 1) or fewer. Messages are those that the
+method itself declares (`Algorithm.expects`), in the size that its codec declares (`max_bytes`); where a
+message's length depends on the data, that is the most it can be.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from compressors.keyed import Keyed
 from gossip import traffic
 from gossip.algorithms import Algorithm
 from gossip.flat import Segment
+from gossip.transport import ring
 from gossip.transport.base import mean_bytes
 from topologies import Schedule, Topology
 
@@ -111,14 +112,17 @@ def of_round(
 
 
 def mean_trips(size: float, n: int) -> Chain:
-    """The trips of an all-reduce of `size` bytes over n nodes, as Open MPI does it without blocking.
+    """The trips of an all-reduce of `size` bytes over n nodes.
 
-    Long vectors by Rabenseifner's algorithm: halves, quarters, … are exchanged and added, and come back the
-    same way; where n is no power of two the nodes beyond it first join another, and get the result from it.
-    Short ones, and among fewer than 4 nodes all, up and down a binomial tree.
+    A ring where its parts are long enough; else what Open MPI does without blocking, up and down a binomial
+    tree, or from `TREE_BELOW` on Rabenseifner's algorithm: halves, quarters, … are exchanged and added, and
+    come back the same way; where n is no power of two the nodes beyond it first join another, and get the
+    result from it.
     """
     if n == 1 or size == 0:
         return ()
+    if ring.serves(size, n):
+        return (Trip(size / n, size / n),) * (2 * (n - 1))
     if n < 4 or size < TREE_BELOW:
         return (*[Trip(size, size)] * math.ceil(math.log2(n)), *_down_the_tree(size, n))
     levels = int(math.log2(n))

@@ -7,8 +7,9 @@ MPI once (Testsome) for all of them; the control plane too waits by polling, so 
 a rank that will never come is an error instead of a hang.
 
 Separate duplicates of the world communicator keep the planes apart: payloads, notes, the control plane, and
-one per channel of means. Dup is collective and blocking, so the channels cannot be made on first use (ranks
-may use them in different orders): `open_channels` makes them, called by every rank alike.
+one per channel of means, where short ones are MPI's Iallreduce and long ones go around a ring (ring.py). Dup
+is collective and blocking, so the channels cannot be made on first use (ranks may use them in different
+orders): `open_channels` makes them, called by every rank alike.
 
 Leaving
 -------
@@ -56,6 +57,7 @@ from gossip.transport.base import (  # noqa: E402
     from_bytes,
     mean_bytes,
 )
+from gossip.transport.ring import Ring, serves  # noqa: E402
 from gossip.transport.staging import Staged, host_empty, to_host  # noqa: E402
 
 NOTE_BYTES = 1 << 20  # the longest note; a last word takes about 15 bytes per tag
@@ -63,6 +65,7 @@ SPINS = 20  # polls of `wait` before it sleeps; yields to other processes in bet
 SLEEP_SHARE = 0.02  # a wait sleeps this share of the time since something came: it ends a little late, but
 SHORTEST_SLEEP, LONGEST_SLEEP = 50e-6, 1e-3  # takes the core rarely from the ranks that compute (seconds)
 SECOND_HAND = 2.0  # seconds that a rank leaves to one which knows the cause, before it ends the job itself
+PART_TAGS = 1 << 15  # tags of its messages, at most what every MPI has; two means on a channel do not mix
 LEFT = "finished"  # why a rank is in `departed`, and the value of its note
 CONTROL = -1  # the control plane, counted like a channel of means
 
@@ -75,6 +78,11 @@ class _Operation:
     done = False
     in_the_way = True  # of leaving; posted receives are not, they are cancelled
     wake: Wake | None = None
+
+    @property
+    def collective(self) -> _Collective | None:
+        """Which this belongs to."""
+        return None
 
     def finish(self, status: MPI.Status) -> None:
         self.done = True
@@ -132,20 +140,60 @@ class _Collective(_Operation):
     def __init__(self, channel: int, index: int) -> None:
         self.channel, self.index = channel, index
 
+    @property
+    def collective(self) -> _Collective:
+        return self
+
 
 class _Mean(_Collective):
-    """`staged` is this rank's part, which MPI reads; `sum` is where it writes."""
+    """`staged` is this rank's vector, which MPI reads; `mean` is where it writes."""
 
     def __init__(self, staged: Staged, device: torch.device, size: int, channel: int, index: int) -> None:
         super().__init__(channel, index)
         self.staged, self.device, self.size = staged, device, size
-        self.sum = host_empty(staged.host.shape, torch.float32)
+        self.mean = host_empty(staged.host.shape, torch.float32)
+
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """This rank's vector and the mean, float32 [d]."""
+        return self.staged.host.numpy().reshape(-1), self.mean.numpy().reshape(-1)
+
+    def finish(self, status: MPI.Status) -> None:
+        self.mean /= self.size
+        self.done = True
 
     def value(self) -> Tensor:
-        if self.size > 1:
-            self.sum /= self.size
-            self.size = 1
-        return self.sum.to(self.device, non_blocking=True)
+        return self.mean.to(self.device, non_blocking=True)
+
+
+class _RingMean(_Mean):
+    """A mean that goes around the ring; done when no message is `missing`."""
+
+    def __init__(
+        self, staged: Staged, device: torch.device, size: int, channel: int, index: int, rank: int
+    ) -> None:
+        super().__init__(staged, device, size, channel, index)
+        self.ring = Ring(*self.arrays(), rank, size)
+        self.missing = 2 * self.ring.messages
+        self.before, self.after, self.tag = (rank - 1) % size, (rank + 1) % size, index % PART_TAGS
+
+
+class _Part(_Operation):
+    """Message k of a mean on the ring."""
+
+    def __init__(self, mean: _RingMean, k: int) -> None:
+        self.mean, self.k = mean, k
+
+    @property
+    def collective(self) -> _Collective:
+        return self.mean
+
+
+class _PartSend(_Part):
+    """To the rank after this one."""
+
+
+class _PartReceive(_Part):
+    """From the rank before this one. One at a time is posted, for MPI reports completions in any order."""
 
 
 class _MeanOfOne(_Operation):
@@ -246,16 +294,25 @@ class MPITransport(Transport):
 
     def _send(self, send: _Send) -> None:
         send.began = time.perf_counter()
-        try:
-            self._track(self._data.Issend([send.staged.host.numpy(), MPI.BYTE], send.to, send.tag), send)
-        except MPI.Exception as error:
-            self._lose(send, error)
+        self._start(send, self._data.Issend, [send.staged.host.numpy(), MPI.BYTE], send.to, send.tag)
 
     def _reduce(self, mean: _Mean) -> None:
-        # Not IN_PLACE: then Open MPI sums on one rank and broadcasts, whatever the size. With two buffers
-        # (n >= 4, 64 KiB and more) every rank sums a part, and sends what is counted.
-        part, total = (buffer.numpy().reshape(-1) for buffer in (mean.staged.host, mean.sum))
-        self._track(self._channel_comms[mean.channel].Iallreduce(part, total, MPI.SUM), mean)
+        if isinstance(mean, _RingMean):
+            self._await_part(mean, 0)
+            self._send_part(mean, 0)
+        else:
+            # Not IN_PLACE: then Open MPI sums on one rank and broadcasts, whatever the size.
+            self._start(mean, self._channel_comms[mean.channel].Iallreduce, *mean.arrays(), MPI.SUM)
+
+    def _await_part(self, mean: _RingMean, k: int) -> None:
+        if k < mean.ring.messages:
+            receive = self._channel_comms[mean.channel].Irecv
+            self._start(_PartReceive(mean, k), receive, mean.ring.incoming(k), mean.before, mean.tag)
+
+    def _send_part(self, mean: _RingMean, k: int) -> None:
+        if k < mean.ring.messages:
+            send = self._channel_comms[mean.channel].Isend
+            self._start(_PartSend(mean, k), send, mean.ring.outgoing(k), mean.after, mean.tag)
 
     def expect(self, frm: int, tag: int, max_bytes: int, wake: Wake | None = None) -> Receipt:
         self._require_open()
@@ -263,10 +320,7 @@ class MPITransport(Transport):
         receive.wake = wake
         with self._lock:
             self._expected[frm][tag] += 1
-            try:
-                self._track(self._data.Irecv([receive.buffer.numpy(), MPI.BYTE], frm, tag), receive)
-            except MPI.Exception as error:
-                self._lose(receive, error)
+            self._start(receive, self._data.Irecv, [receive.buffer.numpy(), MPI.BYTE], frm, tag)
         return receive
 
     def reserve_tags(self, count: int) -> int:
@@ -302,7 +356,9 @@ class MPITransport(Transport):
             own = self._free.pop(channel, None)
             if own is None or own.shape != x.shape:
                 own = host_empty(x.shape, x.dtype)
-            mean = _Mean(to_host(x, into=own), x.device, self.size, channel, self._started[channel])
+            facts = to_host(x, into=own), x.device, self.size, channel, self._started[channel]
+            around = serves(4 * x.numel(), self.size)
+            mean = _RingMean(*facts, self.rank) if around else _Mean(*facts)
             mean.wake = wake
             self.bytes_sent += mean_bytes(x.numel(), self.size)
             self.messages_sent += 2 * (self.size - 1)
@@ -310,6 +366,12 @@ class MPITransport(Transport):
         return mean
 
     # -- progress ----------------------------------------------------------------------------------
+
+    def _start(self, operation: _Operation, start: Callable[..., MPI.Request], *arguments: Any) -> None:
+        try:
+            self._track(start(*arguments), operation)
+        except MPI.Exception as error:
+            self._lose(operation, error)
 
     def _track(self, request: MPI.Request, operation: _Operation) -> _Operation:
         self._requests.append(request)
@@ -358,8 +420,6 @@ class MPITransport(Transport):
             if failure == MPI.SUCCESS:
                 operation.finish(status)
                 self._follow_up(operation)
-                if operation.wake is not None:
-                    operation.wake()
             else:
                 self._lose(operation, MPI.Exception(failure))
 
@@ -374,6 +434,16 @@ class MPITransport(Transport):
             queue.popleft()
             if queue:
                 self._stage(queue[0])
+        elif isinstance(operation, _Part):
+            mean = operation.mean
+            if isinstance(operation, _PartReceive):
+                self._await_part(mean, operation.k + 1)
+                mean.ring.take(operation.k)
+                self._send_part(mean, operation.k + 1)
+            mean.missing -= 1
+            if mean.missing == 0:
+                mean.done = True
+                self._follow_up(mean)
         elif isinstance(operation, _Collective):
             self._completed[operation.channel] += 1
             if isinstance(operation, _Mean):
@@ -381,6 +451,8 @@ class MPITransport(Transport):
         elif isinstance(operation, _NoteReceive):
             self._hear(operation.sender, operation.data.tobytes())
             self._listen()
+        if operation.wake is not None:
+            operation.wake()
 
     def _lose(self, operation: _Operation, error: MPI.Exception) -> None:
         """Translate the failure of a request: a lost peer is noted, the rest is the next `poll`'s error."""
@@ -572,7 +644,7 @@ class MPITransport(Transport):
     def _stuck(self) -> bool:
         """Whether something of this rank is in flight that the others still have to take."""
         return bool(self._staging) or any(
-            operation.in_the_way and not (isinstance(operation, _Collective) and self._obstacle(operation))
+            operation.in_the_way and not (operation.collective and self._obstacle(operation.collective))
             for operation in list(self._operations)
         )
 
