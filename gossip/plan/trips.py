@@ -8,10 +8,8 @@ message's length depends on the data, that is the most it can be.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from compressors import Compressor
@@ -115,27 +113,18 @@ def mean_trips(size: float, n: int) -> Chain:
     """The trips of an all-reduce of `size` bytes over n nodes.
 
     A ring where its parts are long enough; else what Open MPI does without blocking, up and down a binomial
-    tree, or from `TREE_BELOW` on Rabenseifner's algorithm: halves, quarters, … are exchanged and added, and
-    come back the same way; where n is no power of two the nodes beyond it first join another, and get the
-    result from it.
+    tree (on the way down the longest branch gets its message first, so that all end together), or from
+    `TREE_BELOW` on Rabenseifner's algorithm: halves, quarters, … are exchanged and added, and come back the
+    same way; where n is no power of two the nodes beyond it first join another, and get the result from it.
     """
     if n == 1 or size == 0:
         return ()
     if ring.serves(size, n):
         return (Trip(size / n, size / n),) * (2 * (n - 1))
     if n < 4 or size < TREE_BELOW:
-        return (*[Trip(size, size)] * math.ceil(math.log2(n)), *_down_the_tree(size, n))
+        return (Trip(size, size),) * (2 * math.ceil(math.log2(n)))
     levels = int(math.log2(n))
     halves = [size / 2**k for k in range(1, levels + 1)]
     fold = [] if n == 2**levels else [size / 2, size / 2]
     spread = [size] if fold else []
     return tuple(Trip(b, b) for b in (*fold, *halves, *reversed(halves), *spread))
-
-
-def _down_the_tree(size: float, n: int) -> Iterator[Trip]:
-    """A binomial broadcast along its longest branch: node 2^s − 1 sends to all its children at once."""
-    for s in itertools.count():
-        children = sum(2**s - 1 + 2**r < n for r in range(s, math.ceil(math.log2(n))))
-        if children == 0:
-            return
-        yield Trip(children * size, size)

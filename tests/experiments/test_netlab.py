@@ -152,7 +152,7 @@ def test_nothing_is_judged_without_its_measurements(results: Results) -> None:
     assert {v.held for v in findings.paper(few, overlap=False)} == {None}
     one = replace(results, cells=[c for c in results.cells if c["bandwidth"] == 5e6], calibration={})
     assert [v.held for v in findings.paper(one, overlap=False)] == [None] * 4
-    assert [v.held for v in (*findings.planner(one), *findings.against_ddp(one))] == [None, None]
+    assert [v.held for v in (*findings.planner(one), *findings.against_ddp(one))] == [None] * 3
     slowed = replace(results, about=results.about | {"slow": [[3, 2.0]]})
     assert {v.held for v in findings.overlap(slowed)} == {None}
 
@@ -192,9 +192,29 @@ def test_the_planner_is_right_where_its_model_is(results: Results) -> None:
     found = list(findings.predictions(results))
     assert len(found) == (len(BANDWIDTHS) * len(LATENCIES) - 1) * 2 * (len(METHODS) - 1)  # all but one
     assert max(abs(p.error) for p in found) < 1e-6
-    assert [v.held for v in findings.planner(results)] == [True]
-    (verdict,) = findings.planner(changed(results, "dgc", "far", 1.2))
-    assert verdict.held is False and "DGC" in verdict.numbers
+    assert [v.held for v in findings.planner(results)] == [True, True]
+
+
+def test_the_planner_is_judged_apart_where_cores_are_the_limit(results: Results) -> None:
+    """With overlap by the whole step, without by what it does beyond one without exchange."""
+    wrong = changed(results, "dgc", "far", 1.2)
+    verdicts = list(findings.planner(wrong))
+    assert [v.held for v in verdicts] == [False, False] and "DGC" in verdicts[0].numbers
+    place = findings.corners(results)["far"]
+    local = results.cell("local", True, *place)
+    assert local is not None
+
+    def with_busy(cell: dict[str, Any], during_exchange: float) -> dict[str, Any]:
+        if (cell["method"], cell["bandwidth"], cell["latency"]) != ("dgc", *place):
+            return cell
+        exchange = cell["step_ms"] - local["step_ms"]
+        before = local["cores_busy"] * local["step_ms"]
+        share = 0.9 if cell["overlap"] else (before + during_exchange * exchange) / cell["step_ms"]
+        return cell | {"cores_busy": share}
+
+    for share, held in ((0.8, False), (0.9, True)):
+        cells = [with_busy(c, share) for c in wrong.cells]
+        assert [v.held for v in findings.planner(replace(wrong, cells=cells))] == [False, held]
 
 
 @pytest.mark.parametrize(("factor", "held"), [(0.5, True), (2.0, False)])

@@ -101,8 +101,6 @@ def test_an_all_reduce_brings_everything_to_everybody(n: int, size: int) -> None
     assert total >= 2 * (n - 1) / n * size - 1e-6  # what every node must at least send or receive
     if n >= 4 and size >= trips.TREE_BELOW and n & (n - 1) == 0:
         assert total == pytest.approx(2 * (n - 1) / n * size)
-    if n < 4:  # everything to one node, and from it to all others
-        assert total == 2 * (n - 1) * size
 
 
 # -- the link model ----------------------------------------------------------------------------------------
