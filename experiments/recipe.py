@@ -14,12 +14,18 @@ from experiments import config, schedules, workloads
 from gossip import spec
 from gossip.algorithms import DGC, Algorithm
 from gossip.errors import UsageError
+from gossip.session import applies_lazily
 from gossip.shard import seed_for
 
 
 def check(args: argparse.Namespace) -> None:
     """Raise `UsageError` for a name or an option that does not exist: at once, not when the data is there."""
-    method, _ = clipping(args)
+    method, clip_norm = clipping(args)
+    if clip_norm is not None and applies_lazily(method, args.order, args.overlap):
+        raise UsageError(
+            f"--clip-norm {clip_norm:g}: with {method.name} and overlap the gradients are still on their way "
+            "when the loop would clip them. Add --no-overlap, or take another method, such as allreduce."
+        )
     spec.make_codec(args.compressor or method.default_compressor)
     spec.make_topology(args.topology, args.nodes, args.weights)
     if args.optimizer == "adamw" and (args.nesterov or args.momentum != config.MOMENTUM):

@@ -220,6 +220,11 @@ def _posting(method: Algorithm, order: str | None) -> Posting:
     return Posting(by_priority=True, in_flight=IN_FLIGHT)
 
 
+def applies_lazily(method: Algorithm, order: str | None, overlap: bool) -> bool:
+    """Whether the optimizer works module by module when its gradients are there (lazy.py), not in `step`."""
+    return overlap and _posting(method, order) != Posting()
+
+
 def _check_not_compiled(model: nn.Module) -> None:
     if hasattr(model, "_orig_mod") or any(m._compiled_call_impl is not None for m in model.modules()):
         raise UsageError(

@@ -169,6 +169,15 @@ def test_the_loop_clips_unless_the_method_does() -> None:
         clipping("--algorithm", "dgc:clip=3", "--clip-norm", "2")
 
 
+@pytest.mark.parametrize("options", [["p3"], ["p3:order=fifo"], ["qsgd", "--order", "priority"]])
+def test_what_is_applied_layer_by_layer_cannot_be_clipped(options: list[str]) -> None:
+    """And this is said before there is any data."""
+    args = ["--nodes", "4", "--clip-norm", "2", "--algorithm", *options]
+    with pytest.raises(UsageError, match=r"--clip-norm 2: with (p3|qsgd) and overlap"):
+        recipe.check(config.parse(args))
+    recipe.check(config.parse([*args, "--no-overlap"]))
+
+
 # -- what goes wrong -------------------------------------------------------------------------------
 
 
