@@ -24,7 +24,8 @@ def check(args: argparse.Namespace) -> None:
     if clip_norm is not None and applies_lazily(method, args.order, args.overlap):
         raise UsageError(
             f"--clip-norm {clip_norm:g}: with {method.name} and overlap the gradients are still on their way "
-            "when the loop would clip them. Add --no-overlap, or take another method, such as allreduce."
+            "when the loop would clip them. Add --no-overlap, or take "
+            f"{'--order fifo' if args.order == 'priority' else 'another method, such as allreduce'}."
         )
     spec.make_codec(args.compressor or method.default_compressor)
     spec.make_topology(args.topology, args.nodes, args.weights)

@@ -8,7 +8,8 @@ EAGER_BYTES = 4 << 20
 """Messages up to this length are sent at once. Open MPI announces longer ones and sends them when their
 receiver consents: two more trips through the network, and on the one TCP connection of two ranks the consent
 queues behind a whole message of the other direction, so an exchange both ways gets little more than half of
-the rate. Safe here because receives are posted before messages come, one per peer and tag. Costs 64 MiB of
+the rate. Safe here because receives are posted before messages come, one per peer and tag; only a mean on the
+ring may come before this rank has begun it, and waits in MPI's memory, at most its length. Costs 64 MiB of
 address space."""
 
 SEND_FLAGS = "send,inplace,need-ack,need-csum,hetero-rdma"

@@ -6,6 +6,7 @@ other on the same transport, and leave nothing in flight.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 
@@ -184,12 +185,12 @@ def law_results_of_means_are_kept(transport: Transport) -> None:
 
 def law_means_taken_in_inference_mode_leave_nothing_behind(transport: Transport) -> None:
     channel = transport.open_channels(1)
-    x, n = torch.full((1_000,), float(transport.rank)), transport.size
-    for inference in (True, False, True):
+    n = transport.size
+    for inference, length in itertools.product((True, False, True), (1_000, 50_000)):
         with torch.inference_mode(inference):
-            pending = transport.start_mean(x, channel)
+            pending = transport.start_mean(torch.full((length,), float(transport.rank)), channel)
             wait_for(transport, pending)
-            assert torch.equal(pending.value(), torch.full((1_000,), float(n * (n - 1) // 2)) / n)
+            assert torch.equal(pending.value(), torch.full((length,), float(n * (n - 1) // 2)) / n)
 
 
 def law_means_complete_in_any_order(transport: Transport) -> None:
@@ -212,7 +213,7 @@ def law_means_complete_in_any_order(transport: Transport) -> None:
 
 
 def law_mean_counts_as_ring_allreduce(transport: Transport) -> None:
-    """2(n-1)/n of its bytes: exact for long ones (to the value), for short ones whatever MPI really does."""
+    """2(n-1)/n of its bytes: what a ring sends (test_ring.py), for short ones whatever MPI really does."""
     channel = transport.open_channels(1)
     for length in (999, 100_001):
         before = transport.bytes_sent

@@ -279,7 +279,8 @@ def predictions(results: Results) -> Iterator[Prediction]:
 
 
 def _busy(cell: Cell, local: Cell) -> float:
-    """The share of the machine's cores that is busy while hosts exchange."""
+    """The share of the machine's cores that is busy while hosts exchange: where that goes on beside computing
+    or is short, of the whole step; else of what a step takes beyond one without exchange."""
     more = cell["step_ms"] - local["step_ms"]
     if cell["overlap"] or more < LONG:
         return float(cell["cores_busy"])

@@ -46,6 +46,7 @@ mpi4py.rc.thread_level = "multiple"
 from mpi4py import MPI  # noqa: E402  (initialises MPI with the settings above)
 
 from gossip.errors import GossipError, PeerLostError, UsageError, WatchdogError  # noqa: E402
+from gossip.transport import ring  # noqa: E402
 from gossip.transport.base import (  # noqa: E402
     RATE_BYTES,
     MeanResult,
@@ -57,7 +58,6 @@ from gossip.transport.base import (  # noqa: E402
     from_bytes,
     mean_bytes,
 )
-from gossip.transport.ring import Ring, serves  # noqa: E402
 from gossip.transport.staging import Staged, host_empty, to_host  # noqa: E402
 
 NOTE_BYTES = 1 << 20  # the longest note; a last word takes about 15 bytes per tag
@@ -65,7 +65,7 @@ SPINS = 20  # polls of `wait` before it sleeps; yields to other processes in bet
 SLEEP_SHARE = 0.02  # a wait sleeps this share of the time since something came: it ends a little late, but
 SHORTEST_SLEEP, LONGEST_SLEEP = 50e-6, 1e-3  # takes the core rarely from the ranks that compute (seconds)
 SECOND_HAND = 2.0  # seconds that a rank leaves to one which knows the cause, before it ends the job itself
-PART_TAGS = 1 << 15  # tags of its messages, at most what every MPI has; two means on a channel do not mix
+RING_TAGS = 1 << 15  # so many tags every MPI has; the means on a ring take one each, in turn
 LEFT = "finished"  # why a rank is in `departed`, and the value of its note
 CONTROL = -1  # the control plane, counted like a channel of means
 
@@ -76,7 +76,7 @@ class _Operation:
     """What an active request is for. `finish` runs once, inside `poll`, under the lock."""
 
     done = False
-    in_the_way = True  # of leaving; posted receives are not, they are cancelled
+    in_the_way = True  # of leaving; receives of payloads and notes are not, they are cancelled
     wake: Wake | None = None
 
     @property
@@ -90,7 +90,7 @@ class _Operation:
 
 class _Send(_Operation):
     def __init__(self, payload: Staged, to: int, tag: int) -> None:
-        self.staged, self.to, self.tag = payload, to, tag
+        self.staged, self.peer, self.tag = payload, to, tag
         self.size = payload.host.numel()
         self.began = 0.0  # when it was put on the wire
 
@@ -99,7 +99,7 @@ class _Receive(_Operation):
     in_the_way = False
 
     def __init__(self, frm: int, tag: int, max_bytes: int) -> None:
-        self.frm, self.tag = frm, tag
+        self.peer, self.tag = frm, tag
         self.buffer = host_empty([max_bytes], torch.uint8)
 
     def finish(self, status: MPI.Status) -> None:
@@ -146,7 +146,7 @@ class _Collective(_Operation):
 
 
 class _Mean(_Collective):
-    """`staged` is this rank's vector, which MPI reads; `mean` is where it writes."""
+    """`staged` is a copy of this rank's vector; `mean` is where the mean goes."""
 
     def __init__(self, staged: Staged, device: torch.device, size: int, channel: int, index: int) -> None:
         super().__init__(channel, index)
@@ -157,31 +157,35 @@ class _Mean(_Collective):
         """This rank's vector and the mean, float32 [d]."""
         return self.staged.host.numpy().reshape(-1), self.mean.numpy().reshape(-1)
 
-    def finish(self, status: MPI.Status) -> None:
-        self.mean /= self.size
-        self.done = True
-
     def value(self) -> Tensor:
         return self.mean.to(self.device, non_blocking=True)
 
 
+class _ShortMean(_Mean):
+    """A mean that MPI takes."""
+
+    def finish(self, status: MPI.Status) -> None:
+        self.mean /= self.size
+        self.done = True
+
+
 class _RingMean(_Mean):
-    """A mean that goes around the ring; done when no message is `missing`."""
+    """A mean that goes around the ring; done when no message is `missing`, sent or received."""
 
     def __init__(
         self, staged: Staged, device: torch.device, size: int, channel: int, index: int, rank: int
     ) -> None:
         super().__init__(staged, device, size, channel, index)
-        self.ring = Ring(*self.arrays(), rank, size)
+        self.ring = ring.Ring(*self.arrays(), rank, size)
         self.missing = 2 * self.ring.messages
-        self.before, self.after, self.tag = (rank - 1) % size, (rank + 1) % size, index % PART_TAGS
+        self.tag = index % RING_TAGS
 
 
 class _Part(_Operation):
-    """Message k of a mean on the ring."""
+    """Message k of a mean on the ring, to or from `peer`."""
 
-    def __init__(self, mean: _RingMean, k: int) -> None:
-        self.mean, self.k = mean, k
+    def __init__(self, mean: _RingMean, k: int, peer: int) -> None:
+        self.mean, self.k, self.peer = mean, k, peer
 
     @property
     def collective(self) -> _Collective:
@@ -294,25 +298,27 @@ class MPITransport(Transport):
 
     def _send(self, send: _Send) -> None:
         send.began = time.perf_counter()
-        self._start(send, self._data.Issend, [send.staged.host.numpy(), MPI.BYTE], send.to, send.tag)
+        self._start(send, self._data.Issend, [send.staged.host.numpy(), MPI.BYTE], send.peer, send.tag)
 
     def _reduce(self, mean: _Mean) -> None:
         if isinstance(mean, _RingMean):
-            self._await_part(mean, 0)
+            self._receive_part(mean, 0)
             self._send_part(mean, 0)
         else:
             # Not IN_PLACE: then Open MPI sums on one rank and broadcasts, whatever the size.
             self._start(mean, self._channel_comms[mean.channel].Iallreduce, *mean.arrays(), MPI.SUM)
 
-    def _await_part(self, mean: _RingMean, k: int) -> None:
+    def _receive_part(self, mean: _RingMean, k: int) -> None:
         if k < mean.ring.messages:
+            part = _PartReceive(mean, k, (self.rank - 1) % self.size)
             receive = self._channel_comms[mean.channel].Irecv
-            self._start(_PartReceive(mean, k), receive, mean.ring.incoming(k), mean.before, mean.tag)
+            self._start(part, receive, mean.ring.incoming(k), part.peer, mean.tag)
 
     def _send_part(self, mean: _RingMean, k: int) -> None:
         if k < mean.ring.messages:
+            part = _PartSend(mean, k, (self.rank + 1) % self.size)
             send = self._channel_comms[mean.channel].Isend
-            self._start(_PartSend(mean, k), send, mean.ring.outgoing(k), mean.after, mean.tag)
+            self._start(part, send, mean.ring.outgoing(k), part.peer, mean.tag)
 
     def expect(self, frm: int, tag: int, max_bytes: int, wake: Wake | None = None) -> Receipt:
         self._require_open()
@@ -356,14 +362,18 @@ class MPITransport(Transport):
             own = self._free.pop(channel, None)
             if own is None or own.shape != x.shape:
                 own = host_empty(x.shape, x.dtype)
-            facts = to_host(x, into=own), x.device, self.size, channel, self._started[channel]
-            around = serves(4 * x.numel(), self.size)
-            mean = _RingMean(*facts, self.rank) if around else _Mean(*facts)
+            mean = self._mean(to_host(x, into=own), x.device, channel)
             mean.wake = wake
             self.bytes_sent += mean_bytes(x.numel(), self.size)
             self.messages_sent += 2 * (self.size - 1)
             self._stage(mean)
         return mean
+
+    def _mean(self, staged: Staged, device: torch.device, channel: int) -> _Mean:
+        index = self._started[channel]
+        if ring.serves(4 * staged.host.numel(), self.size):
+            return _RingMean(staged, device, self.size, channel, index, self.rank)
+        return _ShortMean(staged, device, self.size, channel, index)
 
     # -- progress ----------------------------------------------------------------------------------
 
@@ -425,19 +435,19 @@ class MPITransport(Transport):
 
     def _follow_up(self, operation: _Operation) -> None:
         if isinstance(operation, _Receive):
-            self._received[operation.frm][operation.tag] += 1
+            self._received[operation.peer][operation.tag] += 1
         elif isinstance(operation, _Send):
             if operation.size >= RATE_BYTES:
                 seconds = time.perf_counter() - operation.began
                 self.fastest = max(self.fastest, operation.size / seconds)
-            queue = self._sending[operation.to, operation.tag]
+            queue = self._sending[operation.peer, operation.tag]
             queue.popleft()
             if queue:
                 self._stage(queue[0])
         elif isinstance(operation, _Part):
             mean = operation.mean
             if isinstance(operation, _PartReceive):
-                self._await_part(mean, operation.k + 1)
+                self._receive_part(mean, operation.k + 1)
                 mean.ring.take(operation.k)
                 self._send_part(mean, operation.k + 1)
             mean.missing -= 1
@@ -456,14 +466,19 @@ class MPITransport(Transport):
 
     def _lose(self, operation: _Operation, error: MPI.Exception) -> None:
         """Translate the failure of a request: a lost peer is noted, the rest is the next `poll`'s error."""
-        if error.Get_error_class() == MPI.ERR_TRUNCATE and isinstance(operation, _Receive):
+        truncated = error.Get_error_class() == MPI.ERR_TRUNCATE
+        if truncated and isinstance(operation, _Receive):
             self._problem = GossipError(
                 f"rank {self.rank} expects at most {operation.buffer.numel()} bytes from rank "
-                f"{operation.frm}, which sent more (tag {operation.tag}): do both run the same compressor?"
+                f"{operation.peer}, which sent more (tag {operation.tag}): do both run the same compressor?"
             )
-        elif isinstance(operation, (_Send, _Receive)):
-            peer = operation.to if isinstance(operation, _Send) else operation.frm
-            self._depart(peer, f"connection lost: {error.Get_error_string()}")
+        elif truncated and isinstance(operation, _Part):
+            self._problem = GossipError(
+                f"rank {self.rank} takes the mean of {operation.mean.staged.host.numel()} values, and rank "
+                f"{operation.peer} that of more: do both run the same model?"
+            )
+        elif isinstance(operation, (_Send, _Receive, _Part)):
+            self._depart(operation.peer, f"connection lost: {error.Get_error_string()}")
         else:
             self._problem = PeerLostError(f"rank {self.rank} has lost a peer: {error.Get_error_string()}")
 
@@ -643,9 +658,12 @@ class MPITransport(Transport):
 
     def _stuck(self) -> bool:
         """Whether something of this rank is in flight that the others still have to take."""
-        return bool(self._staging) or any(
+        with self._lock:  # not while a ring is between two messages
+            operations = list(self._operations)
+            staging = bool(self._staging)
+        return staging or any(
             operation.in_the_way and not (operation.collective and self._obstacle(operation.collective))
-            for operation in list(self._operations)
+            for operation in operations
         )
 
     def _swallow(self) -> None:

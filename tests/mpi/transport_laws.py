@@ -69,17 +69,18 @@ def what_is_copied_slowly_goes_out_whole_and_in_order(transport: Transport) -> N
     left, right = neighbors(transport)
     tag, channel = transport.reserve_tags(2), transport.open_channels(2)
     receipts = [transport.expect(left, tag + i % 2, 10_000) for i in range(6)]
+    lengths = (5, 40_000, 50_000, 3)  # short and on the ring
     with slow_copies(40, 3, 1, 17):
         sends = [transport.post(message(9_000 + i, transport.rank), right, tag + i % 2) for i in range(6)]
         means = [
-            transport.start_mean(torch.full((5,), 2.0**i * (transport.rank + 1)), channel + i % 2)
-            for i in range(4)
+            transport.start_mean(torch.full((n,), 2.0**i * (transport.rank + 1)), channel + i % 2)
+            for i, n in enumerate(lengths)
         ]
     wait_for(transport, *receipts, *sends, *means)
     for i, receipt in enumerate(receipts):
         assert torch.equal(receipt.payload(), message(9_000 + i, left)), i
     for i, mean in enumerate(means):
-        assert mean.value().tolist() == [2.0**i * (transport.size + 1) / 2] * 5, i
+        assert mean.value().tolist() == [2.0**i * (transport.size + 1) / 2] * lengths[i], i
 
 
 def bad_calls_are_refused(transport: Transport) -> None:
