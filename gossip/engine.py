@@ -29,6 +29,7 @@ from gossip.errors import CheckpointError, DivergedError, PeerLostError, UsageEr
 from gossip.flat import Bucket, FlatModel
 from gossip.lazy import LazyOptimizer
 from gossip.outbox import Outbox, Posting
+from gossip.patience import Patience
 from gossip.stats import Stats
 from gossip.transport.base import Transport
 
@@ -256,7 +257,7 @@ class Engine:
         label = left[0].node.label + (f" and {len(left) - 1} more" if len(left) > 1 else "")
         start, busy = time.perf_counter(), self.stats.busy
         late: dict[int, float] = {}
-        patience = _Patience(self.timeout)
+        patience = Patience(self.transport, self.timeout)
 
         def over() -> bool:
             while left and reached(left[0]):
@@ -331,7 +332,7 @@ class Engine:
         self._end_rounds()
         self.catch_up()
 
-        patience = _Patience(self.timeout)
+        patience = Patience(self.transport, self.timeout)
 
         def over() -> bool:
             gone = self.transport.departed.keys() & self._outbox.receivers()
@@ -606,19 +607,6 @@ class Engine:
             lane.live.copy_(saved["live"])
             lane.x.copy_(saved["x"])
             _restore(lane.state, saved["state"])
-
-
-class _Patience:
-    """Is out when nothing has changed for `timeout` seconds."""
-
-    def __init__(self, timeout: float) -> None:
-        self._timeout, self._seen, self._since = timeout, -1, 0.0
-
-    def is_out(self, state: int) -> bool:
-        now = time.perf_counter()
-        if state != self._seen:
-            self._seen, self._since = state, now
-        return now - self._since > self._timeout
 
 
 def _is_done(lane: Lane) -> bool:

@@ -155,7 +155,8 @@ class LoopHooks:
         if closure is not None and self._lazy:
             raise UsageError(
                 "optimizer.step(closure) computes gradients, but here they arrive after step(). Call "
-                "backward() before step(), or use --no-overlap (join(overlap=False))."
+                "backward() before step(), or use --no-overlap (join(overlap=False)). (An optimizer that "
+                "calls its closure several times, as LBFGS does, needs a method that exchanges parameters.)"
             )
         self._engine.on_step_begin(closure is not None)
         if closure is None:

@@ -28,6 +28,7 @@ from gossip.forward_order import ForwardOrder
 from gossip.hooks import LoopHooks, Stepping, TraceHooks, attach_waits
 from gossip.lazy import LazyOptimizer
 from gossip.outbox import IN_FLIGHT, Outbox, Posting
+from gossip.patience import Patience
 from gossip.shard import Shard
 from gossip.stats import Stats
 from gossip.trace import Trace
@@ -103,8 +104,8 @@ def join(
         warnings.warn(f"{method.name} does not use a compressor: {codec} is ignored.", stacklevel=2)
     if progress not in ("hooks", "thread"):
         raise UsageError(f"progress={progress!r}: choose 'hooks' or 'thread'.")
-    if not timeout > 0:
-        raise UsageError(f"timeout={timeout}: give a number of seconds above 0, such as 300.")
+    if not isinstance(timeout, int | float) or not timeout > 0:
+        raise UsageError(f"timeout={timeout!r}: give a number of seconds above 0, such as 300.")
     if not isinstance(seed, int):
         raise UsageError(f"seed={seed!r}: give a whole number.")
     if model in _joined:
@@ -170,8 +171,8 @@ def bucket_bytes(method: Algorithm, bucket_mb: float | None = None) -> tuple[int
         UsageError: no such size, or the method does not take one.
     """
     if bucket_mb is not None:
-        if not 0 < bucket_mb < math.inf:
-            raise UsageError(f"bucket_mb={bucket_mb}: give a size in MiB above 0, or leave it out.")
+        if not isinstance(bucket_mb, int | float) or not 0 < bucket_mb < math.inf:
+            raise UsageError(f"bucket_mb={bucket_mb!r}: give a size in MiB above 0, or leave it out.")
         if method.one_bucket:
             raise UsageError(
                 f"bucket_mb={bucket_mb:g}: {method} needs the whole gradient at once. Leave bucket_mb out."
@@ -412,9 +413,11 @@ class Session:
         books = self.world.bytes_sent, self.world.messages_sent
         pending = self.world.start_mean(x, self._average_channel)
         self.world.bytes_sent, self.world.messages_sent = books
-        if not self.world.wait(lambda: pending.done, self._timeout):
+        patience = Patience(self.world, self._timeout)
+        self.world.wait(lambda: pending.done or patience.is_out(), math.inf)
+        if not pending.done:
             raise UsageError(
-                f"rank {self.rank}: not all ranks came to this call within {self._timeout:g} s. "
+                f"rank {self.rank}: not all ranks have come to this call for {self._timeout:g} s. "
                 "averaged_state_dict and consensus_distance are collective: every rank calls them, between "
                 "the same steps."
             )

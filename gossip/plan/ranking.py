@@ -238,7 +238,7 @@ def _fits(method: Algorithm, graph: Topology | Schedule) -> bool:
 
 def _density(method: Algorithm, nodes: int, values: int, sent: float, at_first: float) -> Iterator[str]:
     """What sparse messages add up to when all nodes choose different places, and before the warm-up ends."""
-    if not isinstance(method, DGC | GradientDropping):
+    if not isinstance(method, DGC | GradientDropping) or nodes == 1:
         return
     share = min(1.0, nodes * method.ratio)
     dense = mean_bytes(values, nodes)

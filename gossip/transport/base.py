@@ -67,6 +67,8 @@ class Transport(ABC):
             plane and notes are not counted.
         fastest: the highest rate in bytes/s at which a payload of `RATE_BYTES` or more has gone out, from its
             start to its receiver; 0 while there was none, or no network. A link is at least this fast.
+        arrived: messages that have come in so far, those of long means among them; 0 for virtual nodes, which
+            know at once when nothing will come.
         notes: latest note of each kind from each rank: ``notes[kind][rank] -> value``. The sender's own notes
             are included. The kind ``"left"`` is written by `close` and tells that a rank will send nothing
             more.
@@ -80,6 +82,7 @@ class Transport(ABC):
     bytes_sent: int
     messages_sent: int
     fastest: float = 0.0
+    arrived: int = 0
     notes: dict[str, dict[int, Any]]
     departed: dict[int, str]
     needs_polling: ClassVar[bool] = True

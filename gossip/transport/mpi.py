@@ -434,6 +434,7 @@ class MPITransport(Transport):
                 self._lose(operation, MPI.Exception(failure))
 
     def _follow_up(self, operation: _Operation) -> None:
+        self.arrived += isinstance(operation, (_Receive, _PartReceive))
         if isinstance(operation, _Receive):
             self._received[operation.peer][operation.tag] += 1
         elif isinstance(operation, _Send):
@@ -623,10 +624,11 @@ class MPITransport(Transport):
             self._closed = True
             self._release(together)
         if not settled:
-            raise WatchdogError(
-                f"rank {self.rank} could not leave within {timeout:g} s: its messages to ranks "
-                f"{sorted({to for (to, _), queue in self._sending.items() if queue})} were not received"
-            )
+            receivers = sorted({to for (to, _), queue in self._sending.items() if queue})
+            stuck = f"its messages to ranks {receivers} were not received"
+            if not receivers:
+                stuck = "a mean over all ranks has not ended: do all take it, of vectors of the same length?"
+            raise WatchdogError(f"rank {self.rank} could not leave within {timeout:g} s: {stuck}")
 
     def _say_last_words(self) -> None:
         self._record(self.rank, "left", LEFT)

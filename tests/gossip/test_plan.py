@@ -207,6 +207,12 @@ def test_a_round_every_h_steps_costs_an_hth() -> None:
 # -- the ranking -------------------------------------------------------------------------------------------
 
 
+def test_a_single_node_sends_nothing() -> None:
+    plans = ranking.rank(model(), 1, LINKS[0], compute=1e-3, topologies=["ring"])
+    assert {plan.algorithm for plan in plans} >= {"allreduce", "dgc", "dcd"}
+    assert all(plan.sent == 0 for plan in plans)
+
+
 def test_the_ranking_is_by_time_and_puts_last_what_theory_warns_about() -> None:
     plans = ranking.rank(model(), 8, LINKS[0], compute=1e-3)
     assert [bool(plan.warnings) for plan in plans] == sorted(bool(plan.warnings) for plan in plans)

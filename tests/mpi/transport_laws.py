@@ -64,6 +64,13 @@ def the_link_is_at_least_as_fast_as_what_it_carried(transport: Transport) -> Non
     assert transport.fastest >= length / (time.perf_counter() - start)
 
 
+def every_message_of_a_long_mean_is_an_arrival(transport: Transport) -> None:
+    """So nobody loses patience while a long one is on its way."""
+    channel, before = transport.open_channels(1), transport.arrived
+    wait_for(transport, transport.start_mean(torch.ones(50_000), channel))
+    assert transport.arrived - before == 2 * (transport.size - 1)
+
+
 def what_is_copied_slowly_goes_out_whole_and_in_order(transport: Transport) -> None:
     """Messages and means wait for their copies in the host's memory; nobody waits in `post`."""
     left, right = neighbors(transport)
@@ -126,6 +133,7 @@ ONLY_MPI: dict[str, Callable[[Transport], None]] = {
         wait_gives_up,
         too_long_a_message_is_an_error,
         the_link_is_at_least_as_fast_as_what_it_carried,
+        every_message_of_a_long_mean_is_an_arrival,
         what_is_copied_slowly_goes_out_whole_and_in_order,
         bad_calls_are_refused,
         a_child_process_is_no_rank,
