@@ -118,7 +118,8 @@ def as_markdown(head: Row, rows: Sequence[Row], groups: Sequence[Group], relativ
 
 def _command(run: Run) -> str:
     again = f"python -m experiments.train --config {run.path}/config.toml"
-    return str((run.summary or {}).get("command") or again)
+    # Resuming ends with the same bits, but where there is no run yet there is nothing to resume.
+    return str((run.summary or {}).get("command") or again).replace(" --resume", " --overwrite")
 
 
 def _wrap(text: str, width: int) -> list[str]:

@@ -7,9 +7,9 @@ MPI once (Testsome) for all of them; the control plane too waits by polling, so 
 a rank that will never come is an error instead of a hang.
 
 Separate duplicates of the world communicator keep the planes apart: payloads, notes, the control plane, and
-one per channel of means, where short ones are MPI's Iallreduce and long ones go around a ring (ring.py). Dup
-is collective and blocking, so the channels cannot be made on first use (ranks may use them in different
-orders): `open_channels` makes them, called by every rank alike.
+one per channel of means, where long ones between hosts go around a ring (ring.py), and others are MPI's
+Iallreduce. Dup is collective and blocking, so the channels cannot be made on first use (ranks may use them
+in different orders): `open_channels` makes them, called by every rank alike.
 
 Leaving
 -------
@@ -371,7 +371,8 @@ class MPITransport(Transport):
 
     def _mean(self, staged: Staged, device: torch.device, channel: int) -> _Mean:
         index = self._started[channel]
-        if ring.serves(4 * staged.host.numel(), self.size):
+        on_a_network = self.local_size < self.size  # inside one host MPI's own is quicker
+        if on_a_network and ring.serves(4 * staged.host.numel(), self.size):
             return _RingMean(staged, device, self.size, channel, index, self.rank)
         return _ShortMean(staged, device, self.size, channel, index)
 

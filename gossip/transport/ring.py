@@ -1,4 +1,4 @@
-"""The mean of long vectors over a ring of nodes: each sends 2(n−1)/n of a vector, the least there is.
+"""The mean of long vectors over a ring of hosts: each sends 2(n−1)/n of a vector, the least there is.
 
 The vector is cut into n parts. In n−1 messages every part goes once around and the nodes add theirs; in n−1
 more the means go around. Message k + 1 leaves a node when message k has come from the node before it
@@ -8,7 +8,8 @@ Distrib. Comput. 69, 2009).
 Why not MPI's: Open MPI's Iallreduce lets pairs of nodes exchange halves, then quarters, and so on, with
 another node each time and both ways. On links of 5 to 20 Mbit/s among 8 hosts that took 1.4 to 2 times as
 long, with round trips of 0.4 s: TCP's acknowledgements queue behind the data of the other direction. But it
-takes 2 log₂ n messages one after the other in place of 2(n−1), which counts for short vectors and many nodes.
+takes 2 log₂ n messages one after the other in place of 2(n−1), which counts for short vectors and many nodes,
+and inside one host, where nothing queues, it is quicker: a step of ResNet-20 by 3 % (4 ranks on 2 cores).
 """
 
 from __future__ import annotations

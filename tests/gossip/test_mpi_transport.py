@@ -26,6 +26,7 @@ def test_every_law_holds_on_every_rank(n: int) -> None:
     assert len(passed) == n
     for of_rank in passed:
         assert set(LAWS) < set(of_rank)
+        assert sum("between hosts" in law for law in of_rank) >= 7
 
 
 # -- endings ---------------------------------------------------------------------------------------
@@ -53,7 +54,9 @@ def test_an_exception_on_one_rank_ends_the_job_with_its_traceback(how: str) -> N
 
 @needs_mpi
 @pytest.mark.mpi
-@pytest.mark.parametrize("how", ["exits", "exits_before_collective", "exits_before_mean"])
+@pytest.mark.parametrize(
+    "how", ["exits", "exits_before_collective", "exits_before_mean", "exits_before_ring"]
+)
 def test_the_others_learn_that_a_rank_has_left(how: str) -> None:
     job, lines = end(how)
     assert job.returncode != 0, job.output

@@ -17,6 +17,7 @@ import torch
 import gossip
 from gossip.errors import DivergedError, PeerLostError, UsageError
 from gossip.transport.base import Pending, Transport
+from tests.mpi.apart import apart
 from tests.mpi.slow_copies import slow_copies
 from tests.transport_laws import message, neighbors, wait_for
 
@@ -78,8 +79,14 @@ def exits_before_mean(world: Transport) -> None:
     raise PeerLostError(f"rank 1 has left ({world.departed[1]})")
 
 
+def exits_before_ring(world: Transport) -> None:
+    apart(world)
+    exits_before_mean(world)
+
+
 def forgets(world: Transport) -> None:
     """No close, and every kind of request pending: sends, long and queued, receives, a mean, notes."""
+    apart(world)
     left, right = neighbors(world)
     channel = world.open_channels(1)
     for tag in (1, 2, 3):
@@ -164,6 +171,7 @@ ENDINGS: dict[str, Callable[[Transport], None]] = {
         exits,
         exits_before_collective,
         exits_before_mean,
+        exits_before_ring,
         forgets,
         leaves_in_turn,
         leaves_while_copying,
