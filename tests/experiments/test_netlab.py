@@ -32,7 +32,7 @@ from tests.mpi import laboratory
 from tests.mpirun import ROOT, find_mpirun
 
 BANDWIDTHS, LATENCIES = (1.4e9, 20e6, 5e6), (0.13e-3, 5e-3, 20e-3)
-TRUTH = Link(1.0, 0.0, goodput=0.8, overhead=1e-3)
+TRUTH = Link(1.0, 0.0, goodput=0.8, overhead=0.5e-3)
 STEP, OWN = 0.135, {"encode_ms": 1.0, "decode_ms": 2.0, "mix_ms": 3.0}
 HOSTS = 8
 
