@@ -71,7 +71,7 @@ def notes(groups: Sequence[Group]) -> Iterator[str]:
     yield (
         "Final values of the model averaged over the nodes; mean ± sample standard deviation over seeds. "
         "The difference is that of the means, ± √(s²/n + s'²/n'). MB = 2^20 and GB = 2^30 bytes; sent per "
-        "step by one node, in all by all of them. Time is the wall time of the whole "
+        "step by a node (their mean), in all by all of them. Time is the wall time of the whole "
         "run, exposed wait that of the median step."
     )
     if any((run.summary or {}).get("virtual_nodes") for each in groups for run in each.runs):
@@ -117,9 +117,11 @@ def as_markdown(head: Row, rows: Sequence[Row], groups: Sequence[Group], relativ
 
 
 def _command(run: Run) -> str:
-    again = f"python -m experiments.train --config {run.path}/config.toml"
-    # Resuming ends with the same bits, but where there is no run yet there is nothing to resume.
-    return str((run.summary or {}).get("command") or again).replace(" --resume", " --overwrite")
+    typed = str((run.summary or {}).get("command") or "")
+    if typed and "--resume" not in typed.split():
+        return typed
+    launcher, *_ = typed.partition("python -m")  # resuming says nothing of what the run is: its config does
+    return f"{launcher}python -m experiments.train --config {run.path}/config.toml"
 
 
 def _wrap(text: str, width: int) -> list[str]:

@@ -23,7 +23,7 @@ from gossip.errors import UsageError
 from gossip.suggest import nearest
 from gossip.transport.base import Transport
 
-ABOUT_THE_COMMAND = ("config", "out", "resume", "overwrite")
+ABOUT_THE_COMMAND = ("config", "out", "resume", "overwrite", "trace")
 """Options that say what to do with a run, and are no part of it."""
 
 MOMENTUM = 0.9
@@ -40,7 +40,6 @@ MAY_CHANGE = (
     "overlap",
     "progress",
     "order",
-    "trace",
     "eval_every",
     "log_every",
     "checkpoint_every",

@@ -88,11 +88,14 @@ def test_the_page_links_runs_and_repeats_commands(tmp_path: Path) -> None:
 
 
 def test_the_command_of_a_resumed_run_starts_it(tmp_path: Path) -> None:
-    command = "python -m experiments.train --out here --resume"
-    fabricate.run(tmp_path / "runs" / "one", summary={"command": command})
+    """Typed with --resume, a command says nothing of the run's settings."""
+    folder = tmp_path / "runs" / "one"
+    command = "mpirun -n 4 python -m experiments.train --out here --resume --steps 30"
+    fabricate.run(folder, summary={"command": command})
     compare.run(Namespace(runs=[tmp_path / "runs"], out=tmp_path))
     page = (tmp_path / "compare.md").read_text()
-    assert "python -m experiments.train --out here --overwrite    #" in page and "--resume" not in page
+    assert f"\nmpirun -n 4 python -m experiments.train --config {folder}/config.toml    #" in page
+    assert "--resume" not in page
 
 
 def test_a_curve_is_the_mean_over_the_runs_that_got_there(tmp_path: Path) -> None:
