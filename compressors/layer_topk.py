@@ -40,7 +40,7 @@ class LayerTopK(SparseCompressor):
     """
 
     ratio: float = option(0.01, "share of each tensor that is sent, in (0, 1]; at least one value of each")
-    threshold: str = option("sampled", "sampled: from 1 % of the tensor, as in DGC; or exact")
+    threshold: str = option("sampled", "sampled: from 0.1 to 1 % of the tensor, as in DGC; or exact")
     values: Compressor = option(Identity(), "codec of the values sent, e.g. fp16")  # noqa: RUF009
     indices: str = option("runs", "runs: 16-bit run lengths of what is not sent; or uint32")
     sizes: tuple[int, ...] = ()

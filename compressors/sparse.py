@@ -24,6 +24,7 @@ from .packing import from_bytes, to_bytes
 
 MAX_VALUES = (1 << 31) - 1  # indices are handled as int32
 _SLAB = 1 << 18
+_TILE = 1 << 17  # every one takes a page of memory for what it finds
 
 
 class SparseCompressor(Compressor):
@@ -106,10 +107,10 @@ def at_least(x: Tensor, least: Tensor) -> Tensor:
     """Ascending indices, int64, where magnitudes(x) >= least, int32 []."""
     if kernels.usable(x) and x.numel():
         index = torch.empty(x.numel(), dtype=torch.int32)  # memory is used only where something is found
-        counts = torch.empty(-(-x.numel() // kernels.TILE), dtype=torch.int64)
+        counts = torch.empty(-(-x.numel() // _TILE), dtype=torch.int64)
         job = kernels.job(
             x.numel(),
-            kernels.TILE,
+            _TILE,
             x=x.data_ptr(),
             index=index.data_ptr(),
             counts=counts.data_ptr(),

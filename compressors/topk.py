@@ -13,8 +13,8 @@ from .identity import Identity
 from .noise import derive_key
 from .sparse import SparseCompressor, at_least, kth_largest, largest, magnitudes
 
-SAMPLE_SHARE = 0.01  # of the vector, DGC's 0.1-1 %
-SAMPLE_LEAST = 1024
+SAMPLE_STRIDES = 100, 1000  # DGC samples 0.1 to 1 % of the vector:
+SAMPLE_LEAST, SAMPLE_ENOUGH = 1 << 10, 1 << 16  # more than 1 % of short ones, less of long ones
 EXACT_SAMPLE = 1 << 16  # values that foretell where the exact top k lie
 MARGIN = 3.0  # the sample holds share ± √share of the true top k; a few too many that pass cost little
 
@@ -33,7 +33,7 @@ class TopK(SparseCompressor):
     """
 
     ratio: float = option(0.01, "share of the values that is sent, in (0, 1]; at least one value")
-    threshold: str = option("exact", "exact, or sampled: from 1 % of the values, as in DGC")
+    threshold: str = option("exact", "exact, or sampled: from 0.1 to 1 % of the values, as in DGC")
     values: Compressor = option(Identity(), "codec of the values sent, e.g. qsgd:bits=4")  # noqa: RUF009
 
     paper = "Lin et al. 2018, arXiv 1712.01887"
@@ -63,11 +63,11 @@ class TopK(SparseCompressor):
         k = self.most(n)
         if n == 0 or self.threshold == "exact":
             return _exact(x, k)
-        stride = max(1, min(n // SAMPLE_LEAST, round(1 / SAMPLE_SHARE)))
+        least, most = SAMPLE_STRIDES
+        stride = max(1, min(n // SAMPLE_LEAST, max(least, min(most, n // SAMPLE_ENOUGH))))
         sample = magnitudes(x[derive_key(key, 1) % stride :: stride])
         share = kept(sample.numel(), self.ratio)
-        least = kth_largest(sample, min(sample.numel(), share + round(MARGIN * share**0.5)))
-        passed = at_least(x, least)
+        passed = at_least(x, kth_largest(sample, min(sample.numel(), share + round(MARGIN * share**0.5))))
         return passed if passed.numel() <= k else largest(x, k, among=passed)
 
     def contraction_gamma(self) -> float:
