@@ -16,7 +16,7 @@
 #endif
 
 /* Changes with `struct job`, the exported functions or the bytes; kernels.py compares it. */
-#define ABI 2
+#define ABI 3
 
 #ifdef _WIN32
 #define EXPORT __declspec(dllexport)
@@ -50,10 +50,10 @@ enum code { CODE_LEVELS, CODE_RANGE, CODE_SIGN, CODE_NATURAL };
 /* The same in kernels.py. */
 struct job {
     const float *x;   /* [n] encode reads it */
-    float *out;       /* [n] decode writes it, or adds to it */
+    float *out;       /* [n] decode writes it, or adds to it; select: the values found */
     uint8_t *payload; /* tables x rows float32, then the planes of the codes */
     double *stats;    /* [chunks x 3] chunk_stats writes it */
-    int32_t *index;   /* select: [n] */
+    int32_t *index;   /* select: [n], the places found */
     int64_t *counts;  /* select: [tiles] */
     const int64_t *places; /* grid: of each row, its number among the rows of its width */
     const int64_t *groups; /* grid: [33 x 2], of each width where its bytes start and how many values it has */
@@ -611,11 +611,12 @@ DISPATCHED static int stats_tile(struct job *job, int64_t tile) {
     return bad;
 }
 
-/* Indices of |x| at least so large, NaN too. Those of a tile lie at its own start until all tiles are done. */
+/* Where |x| is at least so large, NaN too, and x there. Those of a tile lie at its own start until all are done. */
 DISPATCHED static int select_tile(struct job *job, int64_t tile) {
     int64_t from = tile * job->tile, to = smaller(from + job->tile, job->n), found = 0;
     const int32_t least = job->least;
     int32_t *index = job->index + from;
+    float *value = job->out + from;
     for (int64_t at = from; at < to; at += 64) {
         const float *x = job->x + at;
         int m = (int)smaller(64, to - at);
@@ -626,6 +627,7 @@ DISPATCHED static int select_tile(struct job *job, int64_t tile) {
             continue;
         for (int i = 0; i < m; i++) {
             index[found] = (int32_t)(at + i);
+            value[found] = x[i];
             found += (bits_of(x[i]) & 0x7fffffff) >= least;
         }
     }
@@ -698,12 +700,14 @@ EXPORT void gossip_encode(struct job *job) { run(job, encode_tile); }
 EXPORT void gossip_decode(struct job *job) { run(job, decode_tile); }
 EXPORT void gossip_stats(struct job *job) { run(job, stats_tile); }
 
-/* Leaves the indices at the start of job->index, ascending, and returns how many they are. */
+/* Leaves places, ascending, and values at the start of job->index and job->out, and returns how many they are. */
 EXPORT int64_t gossip_select(struct job *job) {
     int64_t found = 0;
     run(job, select_tile);
-    for (int64_t tile = 0; tile * job->tile < job->n; found += job->counts[tile++])
+    for (int64_t tile = 0; tile * job->tile < job->n; found += job->counts[tile++]) {
         memmove(job->index + found, job->index + tile * job->tile, 4 * (size_t)job->counts[tile]);
+        memmove(job->out + found, job->out + tile * job->tile, 4 * (size_t)job->counts[tile]);
+    }
     return found;
 }
 

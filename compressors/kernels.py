@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-ABI = 2
+ABI = 3
 """Of _kernels.c; a library built from another version is not used."""
 
 CHUNK = 512

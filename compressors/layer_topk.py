@@ -70,12 +70,15 @@ class LayerTopK(SparseCompressor):
             return count == self.most(n)
         return sum(size > 0 for size in self._sizes(n)) <= count <= self.most(n)
 
-    def select(self, x: Tensor, key: int) -> Tensor:
-        topk, index, start = self._topk(), [], 0
+    def select(self, x: Tensor, key: int) -> tuple[Tensor, Tensor]:
+        topk, start = self._topk(), 0
+        places, found = [], []
         for i, part in enumerate(x.split(self._sizes(x.numel()))):
-            index.append(topk.select(part, derive_key(key, i + 1)) + start)
+            index, values = topk.select(part, derive_key(key, i + 1))
+            places.append(index + start)
+            found.append(values)
             start += part.numel()
-        return torch.cat(index)
+        return torch.cat(places), torch.cat(found)
 
     def index_bytes(self, k: int, n: int) -> int:
         return 2 * (k + (n - k) // ESCAPE) if self.indices == "runs" else super().index_bytes(k, n)

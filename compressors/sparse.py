@@ -33,8 +33,8 @@ class SparseCompressor(Compressor):
     values: Compressor
 
     @abstractmethod
-    def select(self, x: Tensor, key: int) -> Tensor:
-        """Ascending indices, int64 [k], of what is sent; NaN and inf must be among them."""
+    def select(self, x: Tensor, key: int) -> tuple[Tensor, Tensor]:
+        """Ascending indices, int64 [k], of what is sent, and x there; NaN and inf must be among them."""
 
     @abstractmethod
     def most(self, n: int) -> int:
@@ -51,9 +51,9 @@ class SparseCompressor(Compressor):
     def encode(self, x: Tensor, key: int) -> Tensor:
         if x.numel() > MAX_VALUES:
             raise ValueError(f"{self.name}: {x.numel()} values given; at most {MAX_VALUES} fit")
-        index = self.select(x, key)
+        index, values = self.select(x, key)
         count = torch.tensor([index.numel()], dtype=torch.int32, device=x.device)
-        return to_bytes(count, self.encode_index(index), self.values.encode(x[index], derive_key(key, 0)))
+        return to_bytes(count, self.encode_index(index), self.values.encode(values, derive_key(key, 0)))
 
     def decode(self, payload: Tensor, n: int) -> Tensor:
         index, values = self.decode_pairs(payload, n)
@@ -103,40 +103,40 @@ def kth_largest(a: Tensor, k: int) -> Tensor:
     return torch.topk(a, k, sorted=False).values.min()
 
 
-def at_least(x: Tensor, least: Tensor) -> Tensor:
-    """Ascending indices, int64, where magnitudes(x) >= least, int32 []."""
+def at_least(x: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
+    """Ascending indices, int64, where magnitudes(x) >= least, int32 [], and x there."""
     if kernels.usable(x) and x.numel():
         index = torch.empty(x.numel(), dtype=torch.int32)  # memory is used only where something is found
+        values = torch.empty_like(x)
         counts = torch.empty(-(-x.numel() // _TILE), dtype=torch.int64)
         job = kernels.job(
             x.numel(),
             _TILE,
             x=x.data_ptr(),
+            out=values.data_ptr(),
             index=index.data_ptr(),
             counts=counts.data_ptr(),
             least=int(least),
         )
-        return index[: kernels.lib().gossip_select(job)].to(torch.int64)
+        found = kernels.lib().gossip_select(job)
+        return index[:found].to(torch.int64), values[:found].clone()
     slab = _SLAB if x.device.type == "cpu" else max(1, x.numel())
     parts = [positions(magnitudes(part) >= least).add_(i * slab) for i, part in enumerate(x.split(slab))]
-    return torch.cat(parts)
+    index = torch.cat(parts)
+    return index, x[index]
 
 
-def largest(x: Tensor, k: int, among: Tensor | None = None) -> Tensor:
-    """Ascending indices, int64, of the k largest |x|, of those at `among` (ascending) if given.
-
-    Of equals the first; NaN counts as larger than all numbers.
-    """
-    a = magnitudes(x if among is None else x[among])
-    if k < a.numel():
-        chosen = torch.zeros_like(a, dtype=torch.bool)
-        if k:
-            least = kth_largest(a, k)
-            chosen = a > least
-            chosen[positions(a == least)[: k - int(chosen.sum())]] = True
-        place = positions(chosen)
-        return place if among is None else among[place]
-    return torch.arange(a.numel(), device=x.device) if among is None else among
+def largest(x: Tensor, k: int) -> Tensor:
+    """Ascending indices, int64 [k], of the k largest |x|; of equals the first; NaN is larger than all."""
+    a = magnitudes(x)
+    if k >= a.numel():
+        return torch.arange(a.numel(), device=x.device)
+    chosen = torch.zeros_like(a, dtype=torch.bool)
+    if k:
+        least = kth_largest(a, k)
+        chosen = a > least
+        chosen[positions(a == least)[: k - int(chosen.sum())]] = True
+    return positions(chosen)
 
 
 def positions(mask: Tensor) -> Tensor:

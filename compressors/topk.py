@@ -58,7 +58,7 @@ class TopK(SparseCompressor):
     def count_fits(self, count: int, n: int) -> bool:
         return count == self.most(n) if self.threshold == "exact" else min(n, 1) <= count <= self.most(n)
 
-    def select(self, x: Tensor, key: int) -> Tensor:
+    def select(self, x: Tensor, key: int) -> tuple[Tensor, Tensor]:
         n = x.numel()
         k = self.most(n)
         if n == 0 or self.threshold == "exact":
@@ -67,8 +67,8 @@ class TopK(SparseCompressor):
         stride = max(1, min(n // SAMPLE_LEAST, max(least, min(most, n // SAMPLE_ENOUGH))))
         sample = magnitudes(x[derive_key(key, 1) % stride :: stride])
         share = kept(sample.numel(), self.ratio)
-        passed = at_least(x, kth_largest(sample, min(sample.numel(), share + round(MARGIN * share**0.5))))
-        return passed if passed.numel() <= k else largest(x, k, among=passed)
+        rank = min(sample.numel(), share + round(MARGIN * share**0.5))
+        return _at_most(k, *at_least(x, kth_largest(sample, rank)))
 
     def contraction_gamma(self) -> float:
         """4 ratio, at most 1: by Koloskova et al. 2020 (arXiv 1907.09356) 0.04 is tuned for the top 1 %."""
@@ -99,7 +99,7 @@ class Threshold(SparseCompressor):
     def count_fits(self, count: int, n: int) -> bool:
         return 0 <= count <= n
 
-    def select(self, x: Tensor, key: int) -> Tensor:
+    def select(self, x: Tensor, key: int) -> tuple[Tensor, Tensor]:
         least = magnitudes(torch.tensor(self.value, dtype=torch.float32))
         return at_least(x, least.to(x.device))
 
@@ -113,15 +113,24 @@ def kept(n: int, ratio: float) -> int:
     return min(n, max(1, round(ratio * n)))
 
 
-def _exact(x: Tensor, k: int) -> Tensor:
-    """`largest`, among the values that a sample says are large enough; among all if it was wrong."""
+def _exact(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest, among the values that a sample says are large enough; among all if it was wrong."""
     stride = x.numel() // EXACT_SAMPLE
-    if stride < 2:
-        return largest(x, k)
-    sample = magnitudes(x[::stride])
-    share = k / stride
-    rank = math.ceil(share + 5 * math.sqrt(share) + 5)  # a sample with k in its first `rank`: 5 sigma
-    if rank >= sample.numel() // 2:
-        return largest(x, k)
-    passed = at_least(x, kth_largest(sample, rank))
-    return largest(x, k, among=passed) if passed.numel() >= k else largest(x, k)
+    if stride >= 2:
+        sample = magnitudes(x[::stride])
+        share = k / stride
+        rank = math.ceil(share + 5 * math.sqrt(share) + 5)  # a sample with k in its first `rank`: 5 sigma
+        if rank < sample.numel() // 2:
+            index, values = at_least(x, kth_largest(sample, rank))
+            if index.numel() >= k:
+                return _at_most(k, index, values)
+    index = largest(x, k)
+    return index, x[index]
+
+
+def _at_most(k: int, index: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """These places and values, or the k largest of them."""
+    if index.numel() <= k:
+        return index, values
+    place = largest(values, k)
+    return index[place], values[place]
