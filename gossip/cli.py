@@ -85,6 +85,11 @@ def positive_int(text: str) -> int:
     return _number(text, int, lambda value: value > 0, "a whole number above 0")
 
 
+def non_negative_int(text: str) -> int:
+    """An argparse type."""
+    return _number(text, int, lambda value: value >= 0, "a whole number, 0 or more")
+
+
 def positive_float(text: str) -> float:
     """An argparse type."""
     return _number(text, float, lambda value: 0 < value < float("inf"), "a number above 0")

@@ -1,4 +1,7 @@
-"""The environment in which Open MPI's mpirun serves a small machine: as root, with more ranks than cores."""
+"""Settings of Open MPI: of its TCP for every rank, and of mpirun for a small machine.
+
+They are environment variables; other MPI libraries ignore them, and options of mpirun (`--mca`) win.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,21 @@ EAGER_BYTES = 4 << 20
 """Messages up to this length are sent at once. Open MPI announces longer ones and sends them when their
 receiver consents: two more trips through the network, and on the one TCP connection of two ranks the consent
 queues behind a whole message of the other direction, so an exchange both ways gets little more than half of
-the rate. Safe here because receives are posted before messages come, one per peer and tag; only a mean on the
-ring may come before this rank has begun it, and waits in MPI's memory, at most its length. Costs 64 MiB of
-address space."""
+the rate. What comes before this rank has posted its receive waits in MPI's memory: of messages at most one
+per peer and tag, because sends are synchronous and the next waits for the last; of a mean on the ring at most
+its length. Costs 64 MiB of address space."""
 
 SEND_FLAGS = "send,inplace,need-ack,need-csum,hetero-rdma"
 """Open MPI's own flags for TCP but `put`: longer messages then go in fragments of `EAGER_BYTES`, and not
 whole, so that a consent waits behind three fragments at most."""
+
+TCP_ENVIRONMENT = {
+    "OMPI_MCA_btl_tcp_eager_limit": str(EAGER_BYTES),
+    "OMPI_MCA_btl_tcp_rndv_eager_limit": str(EAGER_BYTES),
+    "OMPI_MCA_btl_tcp_max_send_size": str(EAGER_BYTES),
+    "OMPI_MCA_btl_tcp_flags": SEND_FLAGS,
+}
+"""What the transport sets in every rank, unless it is set already, before MPI starts."""
 
 MPIRUN_ENVIRONMENT = {
     # Containers and rented machines often have no other user than root.
@@ -28,12 +39,8 @@ MPIRUN_ENVIRONMENT = {
     "OMPI_MCA_hwloc_base_binding_policy": "none",
     # A rank that waits inside MPI leaves the core to one that computes.
     "OMPI_MCA_mpi_yield_when_idle": "1",
-    "OMPI_MCA_btl_tcp_eager_limit": str(EAGER_BYTES),
-    "OMPI_MCA_btl_tcp_rndv_eager_limit": str(EAGER_BYTES),
-    "OMPI_MCA_btl_tcp_max_send_size": str(EAGER_BYTES),
-    "OMPI_MCA_btl_tcp_flags": SEND_FLAGS,
 }
-"""Settings of Open MPI 5 and 4; other MPI libraries ignore them. Options of mpirun override them."""
+"""For mpirun, as root and with more ranks than cores; of Open MPI 5 and 4."""
 
 
 def shell_exports() -> str:

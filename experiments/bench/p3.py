@@ -174,7 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             args.answer.write_text(json.dumps(found))
         return 0
     if not isolation.inside():
-        requirements.check()
+        requirements.check(*filter(None, [args.json]))
         print(
             f"{args.model}: {values:,} values in {len(layers)} layers, {args.hosts} hosts, {network}; a step "
             f"computes for {compute:.3g} s (it sleeps: see --help) and sends for {sends:.3g} s at that rate",

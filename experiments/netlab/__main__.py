@@ -20,7 +20,7 @@ from experiments.netlab.results import Results, machine
 from experiments.netlab.running import say
 from experiments.netlab.sweep import Sweep
 from gossip import units
-from gossip.cli import ArgumentParser, run
+from gossip.cli import ArgumentParser, non_negative_int, positive_float, positive_int, run
 from gossip.errors import UsageError
 
 
@@ -68,11 +68,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isolation.inside():
         isolation.set_up()
         return _measure(results, sweep, benchmark)
-    requirements.check()
+    requirements.check(args.out)
     if results.path.exists() and not args.overwrite:
         raise UsageError(f"{args.out} holds results already: give another --out, or --overwrite.")
-    for file in ("results.json", "log.txt"):
-        (args.out / file).unlink(missing_ok=True)
+    report.remove(args.out)
     args.out.mkdir(parents=True, exist_ok=True)
     seconds = sum(part.estimate() for part in (sweep, benchmark) if part is not None)
     say(f"about {seconds / 60:.0f} minutes; log: {args.out / 'log.txt'}")
@@ -115,7 +114,7 @@ def _about(args: argparse.Namespace, sweep: Sweep | None, benchmark: Goodput | N
             "compute": str(sweep.compute),
             "jitter": args.jitter if sweep.networks[0].jitter else "",
             "slow": [list(pair) for pair in sweep.compute.slow],
-            "losses": f"{sweep.loss_steps} steps, batch {sweep.loss_batch_size} per host, bfloat16",
+            "losses": f"{sweep.loss_steps} steps, bfloat16",
         }
     if benchmark is not None:
         about["goodput"] = f"{benchmark.hosts} hosts, {units.show_duration(benchmark.latency)} one way"
@@ -143,7 +142,10 @@ def _parser() -> argparse.ArgumentParser:
         add = command.add_argument
         add("--overwrite", action="store_true", help="replace the results in DIR")
         add("--quick", action="store_true", help="few networks, settings and steps on 4 hosts: minutes")
-        add("--hosts", type=int, metavar="N", help=f"({FULL.hosts}; {QUICK.hosts} with --quick)")
+        few = f"{goodput.HOSTS} for goodput"
+        of_sweep = f"{FULL.hosts}; {QUICK.hosts} with --quick"
+        hosts = {"all": f"{of_sweep}; {few}", "sweep": of_sweep, "goodput": few}[name]
+        add("--hosts", type=int, metavar="N", help=f"({hosts})")
         add(
             "--congestion",
             nargs="+",
@@ -166,10 +168,15 @@ def _add_sweep_arguments(command: argparse.ArgumentParser) -> None:
     add("--methods", nargs="+", default=list(METHODS), metavar="KEY", help=f"({' '.join(METHODS)})")
     add("--compute", default="135ms", metavar="TIME|real", help="fixed time of a step, or real (%(default)s)")
     add("--model", default="resnet20", help="whose parameters are sent (%(default)s)")
-    add("--batch-size", type=int, default=32, metavar="B", help="per host and step (%(default)s)")
+    add("--batch-size", type=positive_int, default=32, metavar="B", help="per host and step (%(default)s)")
     add("--slow", nargs="+", default=[], metavar="HOST:FACTOR", help="stragglers, such as 3:2")
-    add("--seconds", type=float, metavar="S", help=f"per method and network ({FULL.seconds:g})")
-    add("--loss-steps", type=int, metavar="N", help=f"of training; 0: no losses ({FULL.loss_steps})")
+    add("--seconds", type=positive_float, metavar="S", help=f"per method and network ({FULL.seconds:g})")
+    add(
+        "--loss-steps",
+        type=non_negative_int,
+        metavar="N",
+        help=f"of training; 0: no losses ({FULL.loss_steps})",
+    )
 
 
 def _defaults(args: argparse.Namespace) -> Defaults:
@@ -192,8 +199,8 @@ def _sweep(args: argparse.Namespace) -> Sweep | None:
         return None
     defaults, hosts = _defaults(args), _hosts(args)
     models.build(args.model)
-    if args.batch_size < 1:
-        raise UsageError(f"--batch-size {args.batch_size}: give 1 or more.")
+    if models.name_of(args.model) not in models.IMAGE_MODELS:
+        raise UsageError(f"--model {args.model}: choose one for images, such as resnet20.")
     bandwidths = [units.bandwidth(text) for text in args.bandwidths or defaults.bandwidths]
     latencies = [units.duration(text) for text in args.latencies or defaults.latencies]
     jitter, congestion = units.duration(args.jitter), _congestions(args)[0]
@@ -204,12 +211,21 @@ def _sweep(args: argparse.Namespace) -> Sweep | None:
         compute=Compute(
             model=args.model,
             batch_size=args.batch_size,
-            seconds=None if args.compute == "real" else units.duration(args.compute),
+            seconds=_compute(args.compute),
             slow=tuple(_slow(text, hosts) for text in args.slow),
         ),
         seconds=defaults.seconds if args.seconds is None else args.seconds,
         loss_steps=defaults.loss_steps if args.loss_steps is None else args.loss_steps,
     )
+
+
+def _compute(text: str) -> float | None:
+    if text == "real":
+        return None
+    seconds = units.duration(text)
+    if not seconds > 0:
+        raise UsageError(f"--compute {text}: give a time above 0, such as 135ms, or real.")
+    return seconds
 
 
 def _slow(text: str, hosts: int) -> tuple[int, float]:
@@ -230,7 +246,7 @@ def _goodput(args: argparse.Namespace) -> Goodput | None:
         if name not in goodput.SETTINGS:
             raise UsageError(f"--settings {name!r}: there is {', '.join(map(repr, goodput.SETTINGS))}.")
     return Goodput(
-        hosts=_hosts(args) if args.command == "goodput" and args.hosts else goodput.HOSTS,
+        hosts=goodput.HOSTS if args.hosts is None else _hosts(args),
         settings=tuple(args.settings or _defaults(args).settings),
         congestions=_congestions(args),
         latency=units.duration(args.goodput_latency),

@@ -32,31 +32,31 @@ class Goodput:
 
     def estimate(self) -> float:
         """Seconds, about."""
-        return self.job_seconds() * len(list(self._jobs()))
+        return sum(self.job_seconds(rate) for _, _, rate in self._jobs())
 
-    def job_seconds(self) -> float:
-        """Of one setting's job, about; messages get less than half of the rate at worst."""
+    def job_seconds(self, rate: float) -> float:
+        """Of one job, about; messages get less than half of the rate at worst."""
         turns = 2 * (goodput.REPEATS + 1)
-        ideal = sum(turns * 8 * size / rate for rate in self.rates for size, _ in goodput.cases(rate))
+        ideal = sum(turns * 8 * size / rate for size, _ in goodput.cases(rate))
         return start_seconds(self.hosts) + 1.7 * ideal
 
-    def _jobs(self) -> Iterator[tuple[str, str]]:
-        """Congestion control and setting: all with the first, the most telling with the others."""
+    def _jobs(self) -> Iterator[tuple[str, str, float]]:
+        """Congestion control, setting, rate: all with the first control, the most telling with the others."""
         first, *others = self.congestions
-        yield from ((first, setting) for setting in self.settings)
-        yield from itertools.product(others, [s for s in self.settings if s in goodput.TELLING])
+        yield from itertools.product([first], self.settings, self.rates)
+        yield from itertools.product(others, [s for s in self.settings if s in goodput.TELLING], self.rates)
 
     def run(self, results: Results) -> None:
         """Measure; what fails is noted, and the rest goes on."""
-        for congestion, setting in self._jobs():
+        for congestion, setting, rate in self._jobs():
             rows = run_job(
                 results,
                 self.hosts,
-                Network(None, self.latency, congestion=congestion),  # the ranks shape it, rate by rate
-                60 + PATIENCE * self.job_seconds(),
+                Network(rate, self.latency, congestion=congestion),
+                60 + PATIENCE * self.job_seconds(rate),
                 goodput.SETTINGS[setting],
                 task="goodput",
-                options={"rates": self.rates, "setting": setting, "plain": setting == self.settings[0]},
+                options={"rate": rate, "setting": setting, "plain": setting == self.settings[0]},
             )
             if rows is not None:
                 results.goodput += [row | {"congestion": congestion} for row in rows]

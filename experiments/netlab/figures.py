@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.netlab import findings
 from experiments.netlab.methods import METHODS
-from experiments.netlab.results import Results
+from experiments.netlab.results import Results, epoch_steps
 
 STYLES = {
     "allreduce": ("#000000", "-", "s"),
@@ -34,13 +34,7 @@ def draw(results: Results) -> list[Path]:
         return []
     if not results.cells:
         return []
-    pictures = [
-        ("epoch_time", _epoch_time),
-        ("overlap", _overlap),
-        ("planner", _planner),
-        ("loss", _loss),
-    ]
-    return [path for name, paint in pictures if (path := _save(results, name, paint)) is not None]
+    return [path for name, paint in PICTURES.items() if (path := _save(results, name, paint)) is not None]
 
 
 def _save(results: Results, name: str, paint: Callable[[Results], Any]) -> Path | None:
@@ -125,7 +119,7 @@ def _epoch_time(results: Results) -> Any:
         ("bandwidth", bandwidths[0], f"bandwidth {bandwidths[0] / 1e6:g} Mbit/s"),
     ]
     figure, grid = _figure(2, 4, 12, 6.2, sharey="row")
-    steps = -(-50_000 // (results.about["hosts"] * results.about["batch_size"]))
+    steps = epoch_steps(results)
     for row, overlap in zip(grid, (False, True), strict=True):
         for axes, (what, value, title) in zip(row, fixed, strict=True):
             along = bandwidths if what == "latency" else latencies
@@ -231,6 +225,7 @@ def _overlap(results: Results) -> Any:
     )
     for axes in (on, off):
         _finish(axes)
+    figure.suptitle(_setting(results), fontsize="small")
     _legend(figure, on, 5)
     return figure
 
@@ -273,4 +268,9 @@ def _planner(results: Results) -> Any:
     axes.set_aspect("equal")
     axes.legend(frameon=False, fontsize="small")
     _finish(axes)
+    figure.suptitle(_setting(results), fontsize="x-small")
     return figure
+
+
+PICTURES = {"epoch_time": _epoch_time, "overlap": _overlap, "planner": _planner, "loss": _loss}
+"""Name, without .png, and what draws it if there are numbers for it."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from experiments import models
+from experiments.netlab.goodput import FRAMEWORK, PLAIN, TARGET
 from experiments.netlab.methods import LOCAL, METHODS, PAPER, with_graph
 from experiments.netlab.results import Cell, Results
 from gossip.plan.cost import RAMP, Exchange, Link
@@ -60,6 +61,7 @@ class Verdict:
 
 
 Network = tuple[float, float]
+"""Bandwidth, bit/s, and latency, seconds one way."""
 
 
 def corners(results: Results) -> dict[str, Network]:
@@ -308,6 +310,28 @@ def _predicted(claim: str, found: Sequence[Prediction]) -> Verdict:
         f"{within} of {len(found)}; worst {100 * worst.error:+.0f} %: {METHODS[worst.method].label}, "
         f"{'with' if worst.overlap else 'without'} overlap, {show(worst.network)}",
     )
+
+
+def goodput(results: Results) -> Iterator[Verdict]:
+    """Whether the framework's settings of MPI get `TARGET` of a rate, with the first congestion control."""
+    congestion = results.goodput[0]["congestion"]
+    for rate in dict.fromkeys(row["rate"] for row in results.goodput):
+        shares = {
+            (row["setting"], row["payload"]): row["goodput"]
+            for row in results.goodput
+            if (row["congestion"], row["rate"], row["pieces"]) == (congestion, rate, 1)
+        }
+        ours, plain = (
+            {size: share for (setting, size), share in shares.items() if setting == name}
+            for name in (FRAMEWORK, PLAIN)
+        )
+        claim = f"Exchange both ways gets {100 * TARGET:.0f} % of {show_bandwidth(rate)} ({congestion})"
+        numbers = "; ".join(
+            f"{size / 1e6:.2f} MB: {100 * share:.0f} %, plain sockets {100 * plain[size]:.0f} %"
+            for size, share in ours.items()
+            if size in plain
+        )
+        yield Verdict(claim, min(ours.values()) >= TARGET if ours else None, numbers)
 
 
 def show(network: Network) -> str:

@@ -20,17 +20,15 @@ little more than half, for a reason that its sources and these settings show:
 from __future__ import annotations
 
 import itertools
-import os
 import selectors
 import socket
-import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import gossip
 from experiments.netlab.jobs import Job
-from experiments.netlab.network import address, shaping
+from experiments.netlab.network import peers
 from gossip.errors import GossipError
 from gossip.mpirun import SEND_FLAGS
 from gossip.plan import link
@@ -60,8 +58,10 @@ OWN = {
 BUFFERS = {"btl_tcp_sndbuf": str(4 << 20), "btl_tcp_rcvbuf": str(4 << 20)}
 MIB = str(1 << 20)
 
+FRAMEWORK = "the framework's"
+
 SETTINGS: Mapping[str, Mapping[str, str]] = {
-    "the framework's": {},
+    FRAMEWORK: {},
     "the framework's, with PUT": PUT,
     "the framework's, socket buffers of 4 MiB": BUFFERS,
     "Open MPI's own": OWN,
@@ -76,7 +76,7 @@ SETTINGS: Mapping[str, Mapping[str, str]] = {
 }
 """Name -> MCA parameters; they override the framework's. One job each."""
 
-QUICK = ("the framework's", "Open MPI's own")
+QUICK = (FRAMEWORK, "Open MPI's own")
 TELLING = (*QUICK, "the framework's, with PUT")
 PLAIN = "plain sockets"
 
@@ -84,19 +84,16 @@ Row = dict[str, Any]
 
 
 def task(job: Job) -> None:
-    """Measure all rates under this job's settings; the answer is a list of rows."""
+    """Measure on a network of this rate, under this job's settings; the answer is a list of rows."""
     world = gossip.world()
-    rows: list[Row] = []
-    for rate in job.options["rates"]:
-        subprocess.run(shaping(rate), check=True)
-        world.barrier()
-        for payload, pieces in cases(rate):
-            seconds = link.time_exchange(world, link.ring_neighbors(world), payload, REPEATS, pieces)
-            rows.append(_row(world, job.options["setting"], payload, pieces, rate, seconds))
-        if job.options["plain"]:
-            for payload in dict(cases(rate)):
-                rows.append(_row(world, PLAIN, payload, 1, rate, _time_plain(world, payload)))
-        job.reply(world.rank, rows)
+    rate, rows = job.options["rate"], list[Row]()
+    for payload, pieces in cases(rate):
+        seconds = link.time_exchange(world, link.ring_neighbors(world), payload, REPEATS, pieces)
+        rows.append(_row(world, job.options["setting"], payload, pieces, rate, seconds))
+    if job.options["plain"]:
+        for payload in dict(cases(rate)):
+            rows.append(_row(world, PLAIN, payload, 1, rate, _time_plain(world, payload)))
+    job.reply(world.rank, rows)
     world.barrier()
 
 
@@ -133,11 +130,11 @@ class _Sockets:
     """A connection to each neighbour on the ring, and one from each."""
 
     def __init__(self, world: Transport) -> None:
-        hosts = [int(name.removeprefix("h")) for name in world.allgather(os.uname().nodename)]
+        addresses = peers(world)
         with socket.create_server(("", 0)) as server:
             ports = world.allgather(server.getsockname()[1])
             neighbors = link.ring_neighbors(world)
-            self._out = [socket.create_connection((address(hosts[j]), ports[j])) for j in neighbors]
+            self._out = [socket.create_connection((addresses[j], ports[j])) for j in neighbors]
             self._in = [server.accept()[0] for _ in neighbors]
         for connection in (*self._out, *self._in):
             connection.setblocking(False)

@@ -192,7 +192,7 @@ class Lab:
             except subprocess.TimeoutExpired:
                 code = None
             finally:
-                # mpirun ends its ranks when told to; what is deaf to that goes with the namespaces.
+                # mpirun ends its ranks when told to; what is deaf to that ends with the sweep.
                 process.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(5)

@@ -18,7 +18,8 @@ import gossip
 from experiments.netlab.compute import Workload
 from experiments.netlab.jobs import Job
 from experiments.netlab.methods import LOCAL, METHODS, Method
-from experiments.netlab.network import DEVICE, address
+from experiments.netlab.network import DEVICE, peers
+from experiments.netlab.results import Cell
 from gossip.plan import link
 from gossip.transport.base import Transport
 
@@ -28,7 +29,6 @@ EXCHANGES = 2
 TIMEOUT = 600.0
 PORT = 29500  # of torch's store; the host has a network of its own
 
-Cell = dict[str, Any]
 PARTS = ("exposed_wait_ms", "encode_ms", "decode_ms", "mix_ms")
 
 
@@ -61,27 +61,29 @@ def _measure(world: Transport, job: Job, method: Method, overlap: bool) -> Cell:
             optimizer.step()
             return time.perf_counter() - start
 
+        world.barrier()
+        wire = _wire_bytes()
         for _ in range(WARMUP):
             last = step()
         steps = _clamp(int(job.seconds / max(world.allgather(last))))
         if node is not None:
             node.stats.take()
         world.barrier()
-        wire, cores = _wire_bytes(), _core_time()
+        cores = _core_time()
         times = [step() for _ in range(steps)]
         busy, idle = (after - before for after, before in zip(_core_time(), cores, strict=True))
         mine: dict[str, Any] = {"step_ms": 1e3 * statistics.median(times)}
-        mine["wire_bytes"] = (_wire_bytes() - wire) / steps
         mine["cores_busy"] = busy / max(busy + idle, 1)
         if node is not None:
             taken = node.stats.take()
             mine |= {part: statistics.median(taken[part]) for part in PARTS}
             mine["bytes_sent"] = taken["bytes_sent"] / steps
             mine["messages_sent"] = taken["messages_sent"] / steps
+            node.wait()
+        world.barrier()  # from here on nothing is on its way, as before the first step
+        mine["wire_bytes"] = (_wire_bytes() - wire) / (WARMUP + steps)
         cell = _mean(world.allgather(mine)) | {"steps": steps, "exchange_ms": None}
         if node is not None and method.gossips and overlap:
-            node.wait()
-            world.barrier()
             neighbors = link.ring_neighbors(world)
             size = round(cell["bytes_sent"] / len(neighbors))
             cell["exchange_ms"] = 1e3 * link.time_exchange(world, neighbors, size, EXCHANGES)
@@ -124,7 +126,7 @@ def _ddp(world: Transport, workload: Workload) -> Iterator[Joined]:
     """The workload's model in torch's DDP over gloo, on the same network."""
     os.environ |= {
         "GLOO_SOCKET_IFNAME": DEVICE,
-        "MASTER_ADDR": _root_address(world),
+        "MASTER_ADDR": peers(world)[0],
         "MASTER_PORT": str(PORT),
     }
     torch.distributed.init_process_group("gloo", rank=world.rank, world_size=world.size)
@@ -134,17 +136,12 @@ def _ddp(world: Transport, workload: Workload) -> Iterator[Joined]:
     torch.distributed.destroy_process_group()
 
 
-def _root_address(world: Transport) -> str:
-    """Where rank 0 is on the shaped network: the host name tells the number."""
-    return address(int(world.allgather(os.uname().nodename)[0].removeprefix("h")))
-
-
 def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
 
 
 def _wire_bytes() -> int:
-    """Bytes that this host has sent on the shaped network, headers included."""
+    """Bytes that this host has sent on the shaped network, with a header for each frame that it was given."""
     with open("/proc/self/net/dev", encoding="ascii") as devices:
         for line in devices:
             name, _, counters = line.partition(":")

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from gossip.errors import UsageError
 from gossip.units import show_bandwidth, show_duration
+
+if TYPE_CHECKING:
+    from gossip.transport.base import Transport
 
 DEVICE = "net0"
 """The hosts' interface to the shaped network."""
@@ -69,8 +75,15 @@ def burst(bandwidth: float) -> int:
 
 
 def allowed_congestion() -> list[str]:
-    """The congestion controls that hosts may use; what the machine uses by default is among them."""
-    return Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text().split()
+    """The congestion controls that hosts may use; what the machine uses by default is among them.
+
+    Raises:
+        UsageError: this is no Linux, or one that does not say.
+    """
+    try:
+        return Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text().split()
+    except OSError as error:
+        raise UsageError(f"the network laboratory needs Linux, with its /proc: {error}.") from None
 
 
 def steady_congestion() -> str:
@@ -88,3 +101,8 @@ def steady_congestion() -> str:
 def address(host: int) -> str:
     """The IPv4 address of host `host` (from 0) on the shaped network."""
     return f"{SUBNET}.{host + 1}"
+
+
+def peers(world: Transport) -> list[str]:
+    """The address of every rank's host. Collective."""
+    return [address(int(name.removeprefix("h"))) for name in world.allgather(os.uname().nodename)]

@@ -8,11 +8,10 @@ from pathlib import Path
 from experiments.netlab import figures, findings, goodput
 from experiments.netlab.findings import Verdict
 from experiments.netlab.methods import LOCAL, METHODS
-from experiments.netlab.results import Cell, Results
+from experiments.netlab.results import Cell, Results, epoch_steps
 from gossip.units import show_bandwidth, show_duration
 
-IMAGES = 50_000
-"""An epoch is CIFAR-10's training set."""
+SUMMARY = "summary.md"
 
 LATE = "°"
 """Marks times for which the machine was too small."""
@@ -20,16 +19,28 @@ LATE = "°"
 
 def write(results: Results) -> list[Path]:
     """Write everything that the results have numbers for; the files."""
-    summary = results.folder / "summary.md"
+    summary = results.folder / SUMMARY
     pictures = figures.draw(results)
     summary.write_text("\n".join(_summary(results, pictures)) + "\n", encoding="utf-8")
     return [summary, *pictures]
 
 
+def remove(folder: Path) -> None:
+    """Take away what `write` and the measurements have written there."""
+    names = ("results.json", "log.txt", SUMMARY, *(f"{name}.png" for name in figures.PICTURES))
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
+
+
 def verdicts(results: Results) -> dict[str, list[Verdict]]:
     """All judgements, by heading."""
-    if not results.cells:
-        return {}
+    found = _of_the_sweep(results) if results.cells else {}
+    if results.goodput:
+        found["Goodput"] = list(findings.goodput(results))
+    return found
+
+
+def _of_the_sweep(results: Results) -> dict[str, list[Verdict]]:
     return {
         "Tang et al.'s findings, without overlap (the paper's setting)": list(findings.paper(results, False)),
         "The same with overlap": list(findings.paper(results, True)),
@@ -42,7 +53,8 @@ def verdicts(results: Results) -> dict[str, list[Verdict]]:
 def _summary(results: Results, pictures: Iterable[Path]) -> Iterator[str]:
     about = results.about
     yield "# The network laboratory\n"
-    yield f"`{about['command']}`, started {about['started']}, took {about.get('minutes', 0):.0f} minutes.\n"
+    took = f"took {about['minutes']:.0f} minutes" if "minutes" in about else "broken off"
+    yield f"`{about['command']}`, started {about['started']}, {took}.\n"
     yield (
         f"{about['cores']} cores, {about['platform']}, torch {about['torch']}; load before the start "
         f"{about['load']:.1f}; TCP: {about['congestion']}.\n"
@@ -71,7 +83,7 @@ def times(results: Results) -> Iterator[str]:
     """The tables of times and bytes per step."""
     about = results.about
     per_step = about["hosts"] * about["batch_size"]
-    steps = -(-IMAGES // per_step)
+    steps = epoch_steps(results)
     yield "## Time per step\n"
     yield (
         f"{about['hosts']} hosts on a ring. Computing: {about['compute']}. An epoch of CIFAR-10 is {steps} "
@@ -87,7 +99,7 @@ def times(results: Results) -> Iterator[str]:
             yield f"### {'With' if overlap else 'Without'} overlap, {show_duration(latency)}\n"
             yield from _time_table(results, overlap, bandwidths, latency)
             yield ""
-    yield "### Sent per step and host, MB (payload; on the wire with headers)\n"
+    yield "### Sent per step and host, MB (payload; on the interface with headers)\n"
     yield from _bytes_table(results)
     yield ""
 
@@ -110,8 +122,9 @@ def _time(cell: Cell | None) -> str:
 
 
 def _bytes_table(results: Results) -> Iterator[str]:
-    yield "| method | payload | on the wire |\n| --- | ---: | ---: |"
-    network = results.networks()[0]
+    network = results.networks()[-1]  # where the kernel cuts the frames; on fast ones many have one header
+    yield f"On {findings.show(network)}.\n"
+    yield "| method | payload | on the interface |\n| --- | ---: | ---: |"
     for method in METHODS.values():
         cell = results.cell(method.key, True, *network)
         if cell is not None:

@@ -24,8 +24,8 @@ TOOLS = {
 """Commands that are needed -> the package that has them."""
 
 
-def check() -> None:
-    """Raise UsageError unless a laboratory can be made here."""
+def check(*outputs: Path) -> None:
+    """Raise UsageError unless a laboratory can be made here that writes these files or folders."""
     if not sys.platform.startswith("linux"):
         raise UsageError(f"the network laboratory needs Linux's network namespaces; this is {sys.platform}.")
     if os.geteuid() != 0:
@@ -40,9 +40,13 @@ def check() -> None:
         raise UsageError(
             "the network laboratory needs /dev/net/tun: modprobe tun, or docker run --device /dev/net/tun."
         )
-    for path in (Path.cwd(), Path(sys.prefix)):
-        if SCRATCH in path.resolve().parents:
-            raise UsageError(f"{path} lies in {SCRATCH}, which the laboratory covers: run it from elsewhere.")
+    for path, advice in (
+        (Path.cwd(), "run it from elsewhere"),
+        (Path(sys.prefix), "run it from another environment"),
+        *((path, "write it elsewhere") for path in outputs),
+    ):
+        if path.resolve().is_relative_to(SCRATCH.resolve()):
+            raise UsageError(f"{path} lies in {SCRATCH}, which the laboratory covers: {advice}.")
     tried = subprocess.run([*wrapper(), "true"], capture_output=True, text=True)
     if tried.returncode:
         raise UsageError(

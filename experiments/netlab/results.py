@@ -16,6 +16,9 @@ import torch
 from gossip import files
 from gossip.errors import UsageError
 
+IMAGES = 50_000
+"""An epoch is CIFAR-10's training set."""
+
 Cell = dict[str, Any]
 """One method on one network; see measure.py. `bandwidth` is in bit/s, `latency` in seconds one way."""
 
@@ -71,6 +74,11 @@ class Results:
             if wanted and (c["overlap"] == overlap or method in ("ddp", "local")):
                 return c
         return None
+
+
+def epoch_steps(results: Results) -> int:
+    """How many steps of all hosts an epoch of CIFAR-10's training set takes."""
+    return -(-IMAGES // (results.about["hosts"] * results.about["batch_size"]))
 
 
 def machine() -> dict[str, Any]:

@@ -37,7 +37,7 @@ class Sweep:
         hosts, methods, compute: of every network.
         networks: in order. One in the middle also calibrates the planner.
         seconds: about how long one method is measured on one network, where `LEAST_STEPS` do not take longer.
-        loss_steps, loss_batch_size, lr: of the training for the losses; no steps, no losses.
+        loss_steps, lr: of the training for the losses; no steps, no losses.
     """
 
     hosts: int
@@ -46,7 +46,6 @@ class Sweep:
     compute: Compute
     seconds: float = 3.0
     loss_steps: int = 120
-    loss_batch_size: int = 32
     lr: float = 0.1
 
     @property
@@ -71,7 +70,7 @@ class Sweep:
         """Of the training for the losses, in bfloat16."""
         if not self.loss_steps:
             return 0.0
-        step = PASS_SECONDS / 2 * self.loss_batch_size * max(1.0, self.hosts / (os.cpu_count() or 1))
+        step = PASS_SECONDS / 2 * self.compute.batch_size * max(1.0, self.hosts / (os.cpu_count() or 1))
         ours = sum(method.algorithm is not None for method in self.methods)
         return start_seconds(self.hosts) + ours * self.loss_steps * step
 
@@ -88,7 +87,7 @@ class Sweep:
         rate = network.bandwidth or 1e10
         link = Link(rate, network.latency)
         levels = math.ceil(math.log2(self.hosts))  # of the tree by which join tells everybody the parameters
-        total = start_seconds(self.hosts) + 3 * self.step_seconds()
+        total = start_seconds(self.hosts) + (WARMUP + MOST_STEPS) * self.step_seconds()
         for method, candidate in self.candidates:
             join = levels * 8 * 4 * sum(candidate.sizes) / rate + 20 * network.latency
             for overlap in (True, False) if method.algorithm else (True,):
@@ -135,7 +134,7 @@ class Sweep:
             Network(None),
             60 + PATIENCE * self.loss_seconds(),
             task="losses",
-            compute=replace(self.compute, batch_size=self.loss_batch_size, seconds=None, slow=()),
+            compute=replace(self.compute, seconds=None, slow=()),
             methods=self._keys,
             options={"steps": self.loss_steps, "lr": self.lr},
         )

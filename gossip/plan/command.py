@@ -24,7 +24,7 @@ SHOWN, DOUBTFUL_SHOWN = 15, 5
 
 LEGEND = """\
 step: time of an optimizer step; exchange: of it on the network; exposed: not hidden behind computing;
-encoding and decoding, timed on this machine, are in the step alone; times within 2 % count as equal.
+encoding and decoding, timed on this machine, are in the step alone; times are compared in steps of 2 %.
 sent/step: of the busiest node, at most, MB = 10^6 bytes; gap: share of the nodes' disagreement that one
 exchange removes.
 A step of a method with a small gap brings less: compare methods by training, speed by this table."""

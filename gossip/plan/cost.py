@@ -14,7 +14,7 @@ message; `Link.fit` finds them from two timed exchanges, one small and one large
 A step computes for c seconds, does the method's own computing (encode, decode), and exchanges:
 
     without overlap      c + own + exchange
-    hidden methods       own + max(c, exchange)            D-PSGD, DCD, ECD, CHOCO, naive
+    hidden methods       own + max(c, exchange)            D-PSGD, DCD, ECD, CHOCO, naive; with every=H, H c
     gradient methods     bucket by bucket while backward produces the others, in the order of its arrival
 """
 
@@ -79,10 +79,6 @@ class Link:
     def one_way(self, size: float) -> int:
         """h: one-way messages until a message of `size` bytes is there."""
         return 1 if size <= self.eager else 3
-
-    def seconds(self, one: Round) -> float:
-        """How long the trips of a round take."""
-        return self.busy(one) + self.idle(one)
 
     def busy(self, one: Round) -> float:
         """For how long a round's bytes keep the link from others."""
@@ -170,16 +166,16 @@ def step(
         compute: c, seconds of a step without exchange.
         own: seconds that the method itself computes in a round: encode, decode.
     """
+    every = getattr(method, "every", 1)
     exchange = _end(link, buckets, [0.0] * len(buckets))
     if not overlap:
         exposed = exchange
     elif method.kind == "parameter":
-        exposed = max(0.0, exchange - compute) if hides(method) else exchange
+        exposed = max(0.0, exchange - every * compute) if hides(method) else exchange
     else:
         filled = [n / max(1, sum(sizes)) for n in itertools.accumulate(sizes)]
         ready = [(FORWARD + (1 - FORWARD) * share) * compute for share in filled]
         exposed = max(0.0, _end(link, buckets, ready) - compute)
-    every = getattr(method, "every", 1)
     return Step(compute + (own + exposed) / every, exchange / every, exposed / every, own / every)
 
 

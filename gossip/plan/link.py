@@ -23,7 +23,8 @@ from gossip.transport.base import Pending, Receipt, Transport
 
 SMALL, LARGE = 1 << 10, 1 << 20
 REPEATS = 5
-TIMEOUT = 120.0
+TIMEOUT, SLOWEST = 120.0, 1e6
+"""A message is waited for so many seconds, and as long as it takes at so many bit/s besides."""
 
 
 def ring_neighbors(world: Transport) -> tuple[int, ...]:
@@ -42,6 +43,7 @@ def time_exchange(
     """
     lengths = [at.stop - at.start for at in even_parts(size, pieces)]
     tag = world.reserve_tags(2 * pieces)
+    timeout = TIMEOUT + 8 * size * len(neighbors) / SLOWEST
     parts = torch.zeros(size, dtype=torch.uint8).split(lengths)
 
     def expect(turn: int) -> list[Receipt]:
@@ -49,8 +51,8 @@ def time_exchange(
         return [world.expect(j, first + k, n) for k, n in enumerate(lengths) for j in neighbors]
 
     def wait(pending: Sequence[Pending]) -> None:
-        if not world.wait(lambda: all(each.done for each in pending), TIMEOUT):
-            raise GossipError(f"rank {world.rank}: {size} bytes have not arrived after {TIMEOUT:g} s.")
+        if not world.wait(lambda: all(each.done for each in pending), timeout):
+            raise GossipError(f"rank {world.rank}: {size} bytes have not arrived after {timeout:.0f} s.")
 
     sent: list[Pending] = []
     awaited = expect(0)

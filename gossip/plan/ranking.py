@@ -150,7 +150,7 @@ def rank(
 ) -> list[Plan]:
     """Every combination that fits, by predicted time per step; those that theory warns about come last.
 
-    Times within 2 % count as the same; then the graph that mixes faster comes first.
+    Times are compared in steps of 2 %; where they are the same, the graph that mixes faster comes first.
 
     A method that uses no graph is tried without one; gradient methods with their own codec. Without
     `topologies`, those of TOPOLOGIES that exist on so many nodes are tried. A graph that does not fit a

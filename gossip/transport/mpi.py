@@ -41,7 +41,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gossip.mpirun import TCP_ENVIRONMENT
+
 mpi4py.rc.thread_level = "multiple"
+for _name, _value in TCP_ENVIRONMENT.items():
+    os.environ.setdefault(_name, _value)
 
 from mpi4py import MPI  # noqa: E402  (initialises MPI with the settings above)
 

@@ -117,7 +117,7 @@ LINKS = [
 def exchange(on: Link, size: int, degree: int) -> Exchange:
     """What the model says that an exchange takes."""
     one = trips.Round(((trips.Trip(degree * size, size),),), degree * size)
-    return Exchange(size, degree, on.seconds(one))
+    return Exchange(size, degree, on.busy(one) + on.idle(one))
 
 
 @pytest.mark.parametrize("truth", LINKS)
@@ -202,6 +202,13 @@ def test_buckets_of_gradients_travel_while_backward_makes_the_next(rate: float) 
 def test_a_round_every_h_steps_costs_an_hth() -> None:
     each, every = (times(spec, LINKS[0], 0.0, False) for spec in ("dcd", "dcd:every=4"))
     assert every.total == pytest.approx(each.total / 4)
+
+
+def test_a_round_every_h_steps_has_h_steps_to_hide_behind() -> None:
+    exchange = times("dpsgd", LINKS[0], 0.0, False).exchange
+    c = exchange / 3
+    assert times("dpsgd:every=4", LINKS[0], c, True).exposed == 0
+    assert times("dpsgd:every=2", LINKS[0], c, True).exposed == pytest.approx((exchange - 2 * c) / 2)
 
 
 # -- the ranking -------------------------------------------------------------------------------------------
