@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 
 import torch
@@ -23,7 +24,7 @@ class Segment:
     offset: int
     shape: tuple[int, ...]
 
-    @property
+    @cached_property  # methods that go tensor by tensor ask for it hundreds of times a step
     def size(self) -> int:
         """Number of values."""
         return torch.Size(self.shape).numel()

@@ -81,7 +81,8 @@ def sparse_mean(
 
     Returns C(v) of each tensor in `sparse`, 0 where nothing was sent. g is bitwise the same on all nodes.
     """
-    dense = [s for s in node.segments if s not in sparse]
+    chosen = {s.offset for s in sparse}
+    dense = [s for s in node.segments if s.offset not in chosen]
     mean = None
     if dense:
         rest = torch.cat([v[_at(s)] for s in dense])
