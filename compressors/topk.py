@@ -61,7 +61,7 @@ class TopK(SparseCompressor):
     def select(self, x: Tensor, key: int) -> tuple[Tensor, Tensor]:
         n = x.numel()
         k = self.most(n)
-        if n == 0 or self.threshold == "exact":
+        if k == n or self.threshold == "exact":
             return _exact(x, k)
         least, most = SAMPLE_STRIDES
         stride = max(1, min(n // SAMPLE_LEAST, max(least, min(most, n // SAMPLE_ENOUGH))))

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from experiments import plot
 from experiments.curves import MB, Group, Spread, curve, group
-from experiments.runs import Run, find
+from experiments.runs import IMMATERIAL, Run, find
 from gossip.errors import UsageError
 
 NONE = "–"
@@ -117,11 +119,16 @@ def as_markdown(head: Row, rows: Sequence[Row], groups: Sequence[Group], relativ
 
 
 def _command(run: Run) -> str:
-    typed = str((run.summary or {}).get("command") or "")
-    if typed and "--resume" not in typed.split():
-        return typed
-    launcher, *_ = typed.partition("python -m")  # resuming says nothing of what the run is: its config does
-    return f"{launcher}python -m experiments.train --config {run.path}/config.toml"
+    """Its settings as flags, into a folder of its own: what was typed may have resumed or overwritten one."""
+    launcher, *_ = str((run.summary or {}).get("command") or "").partition("python -m")
+    flags = (_flag(key, value) for key, value in run.config.items() if key not in IMMATERIAL)
+    return f"{launcher}python -m experiments.train {shlex.join(flags)}"
+
+
+def _flag(key: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return f"--{key}" if value else f"--no-{key}"
+    return f"--{key}={value}"
 
 
 def _wrap(text: str, width: int) -> list[str]:

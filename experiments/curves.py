@@ -74,15 +74,18 @@ class Group:
         return Spread.of([v for v in values if v is not None])
 
 
-def group(runs: Iterable[Run]) -> list[Group]:
+def group(runs: Iterable[Run], alike: frozenset[str] = frozenset()) -> list[Group]:
     """`runs` in groups that differ only in their seed, in the order of each group's first run.
+
+    Args:
+        alike: settings that make no difference either.
 
     Raises:
         UsageError: a seed twice in a group, or workloads that are judged by different numbers.
     """
     by_config: dict[tuple[tuple[str, Any], ...], list[Run]] = {}
     for run in runs:
-        config = {k: v for k, v in run.config.items() if k not in IMMATERIAL and k != "seed"}
+        config = {k: v for k, v in run.config.items() if k not in IMMATERIAL | alike | {"seed"}}
         by_config.setdefault(tuple(sorted(config.items())), []).append(run)
     members = list(by_config.values())
     for same in members:

@@ -48,6 +48,13 @@ class Meter:
         self._interval["loss"].append(loss)
         self._lr = lr
 
+    def break_off(self) -> None:
+        """The run ends within an interval: of that only the messages' error counts."""
+        steps, error = len(self._interval["loss"]), self._stats.take()["compression_error"]
+        if error is not None:
+            self._totals["error_sum"] += error * steps
+            self._totals["error_steps"] += steps
+
     def close_interval(self) -> dict[str, Any]:
         """This rank's means since the last call, and what it sent per step; see `aggregate` for the keys."""
         taken = self._stats.take()

@@ -40,7 +40,8 @@ def draw(runs: Sequence[str | Path], out: str | Path) -> Path | None:
     figure = new_figure(figsize=(9, 3.6), layout="constrained")
     loss, test = figure.subplots(1, 2)
     for style, (name, run) in enumerate(data.items()):
-        _line(loss, run.rows, "loss", name, style, band=len(data) == 1)
+        band = len(data) == 1 and all("loss_min" in row for row in run.rows)
+        _line(loss, run.rows, "loss", name, style, band)
         _line(test, run.rows, tested.key, name, style)
     loss.set(xlabel="epoch", ylabel="training loss", title="Training loss (band: all nodes)")
     test.set(xlabel="epoch", ylabel=label(tested), title=f"{tested.title.capitalize()} of the averaged model")
@@ -115,7 +116,7 @@ def figure_maker() -> Callable[..., Any] | None:
 def draw_curve(
     axes: Any, curve: Curve, style: int, x: Callable[[Point], float] = lambda point: point.epoch
 ) -> None:
-    """The mean of `curve` with a band of ± one standard deviation, and × at its end if a run diverged."""
+    """The mean of `curve` in a band of ± one standard deviation; × at the point next to a divergence."""
     color, dashes = COLORS[style % len(COLORS)], DASHES[style % len(DASHES)]
     xs, means = [x(point) for point in curve.points], [point.spread.mean for point in curve.points]
     marker = "o" if len(xs) <= MARKED else ""
@@ -123,8 +124,9 @@ def draw_curve(
     sds = [point.spread.sd or 0.0 for point in curve.points]
     low, high = ([m + sign * s for m, s in zip(means, sds, strict=True)] for sign in (-1, 1))
     axes.fill_between(xs, low, high, color=color, alpha=0.15, linewidth=0)
-    if curve.diverged_at and xs:
-        axes.plot(xs[-1:], means[-1:], "x", color=color, markersize=8, markeredgewidth=2)
+    for epoch in curve.diverged_at if curve.points else ():
+        near = min(curve.points, key=lambda point: abs(point.epoch - epoch))
+        axes.plot([x(near)], [near.spread.mean], "x", color=color, markersize=8, markeredgewidth=2)
 
 
 def _log_scale(axes: Any) -> None:

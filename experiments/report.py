@@ -125,6 +125,7 @@ class Report:
     def diverged(self, first: Mapping[str, Any]) -> None:
         """Rank 0 alone: write the summary of a run that ended because `first["rank"]` diverged."""
         step = first["round"]
+        self._meter.break_off()
         summary = self._summary(aggregate([self._meter.result(self._steps_per_epoch)]), step)
         summary |= {"diverged": True, "diverged_rank": first["rank"], "diverged_step": step}
         self._folder.write_json("summary.json", summary)

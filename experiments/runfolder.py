@@ -20,7 +20,6 @@ from gossip import files
 from gossip.errors import UsageError
 
 FILES = (
-    "config.toml",
     "env.json",
     "metrics.jsonl",
     "vocab.txt",
@@ -28,6 +27,8 @@ FILES = (
     "training.png",
     "consensus.png",
     "summary.json",
+    "exported.pt",
+    "config.toml",
 )
 
 
@@ -68,9 +69,9 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"--out {self.path} cannot be made: {error.strerror}") from None
-        for name in FILES:
-            (self.path / name).unlink(missing_ok=True)
         shutil.rmtree(self.checkpoints, ignore_errors=True)
+        for name in FILES:  # the config last: if this is broken off, the folder is still one of a run
+            (self.path / name).unlink(missing_ok=True)
 
     def rewind(self, step: int) -> None:
         """Take back what was written after `step`, so that a resumed run writes every line once."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import toml
-from experiments.headline import ACCURACY, Headline, headline
+from experiments.headline import ACCURACY, PERPLEXITY, Headline
 from gossip.errors import UsageError
 
 Row = dict[str, Any]
@@ -88,8 +88,9 @@ class Run:
 
     @property
     def headline(self) -> Headline:
-        """The number that it is judged by; test accuracy for a run that has not come so far."""
-        return headline(self.summary or {}) or next(filter(None, map(headline, self.rows)), ACCURACY)
+        """The number that it is judged by."""
+        text = str(self.config.get("dataset", "")).partition(":")[0] == "text"
+        return PERPLEXITY if text else ACCURACY
 
 
 def find(paths: Iterable[Path]) -> list[Run]:

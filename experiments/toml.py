@@ -36,12 +36,13 @@ def parse_value(text: str) -> Any:
 
 def dumps(values: Mapping[str, Any]) -> str:
     """Lines ``key = value``; strings, numbers, booleans, and lists of them."""
-    return "".join(f"{key} = {_dump(value)}\n" for key, value in values.items())
+    return "".join(f"{key} = {dump(value)}\n" for key, value in values.items())
 
 
-def _dump(value: Any) -> str:
+def dump(value: Any) -> str:
+    """A value as TOML writes it."""
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_dump, value))}]"
+        return f"[{', '.join(map(dump, value))}]"
     if isinstance(value, bool):
         return "true" if value else "false"
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)

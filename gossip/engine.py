@@ -54,6 +54,7 @@ class Lane:
         self.live = bucket.of(flat.vector)
         self.x = self.live.clone() if algorithm.kind == "parameter" else self.live
         self.state = algorithm.init(self.x, node)
+        self.vectors = {"live": self.live} | ({} if self.x is self.live else {"x": self.x})
         self.t = 0
         self.settled = True
         self.effect: Effect | None = None
@@ -590,7 +591,11 @@ class Engine:
         return {
             "local_steps": self.local_steps,
             "lanes": [
-                {"t": lane.t, "x": lane.x.clone(), "live": lane.live.clone(), "state": _clone(lane.state)}
+                {
+                    "t": lane.t,
+                    **{name: v.clone() for name, v in lane.vectors.items()},
+                    "state": _clone(lane.state),
+                }
                 for lane in self.lanes
             ],
         }
@@ -604,8 +609,8 @@ class Engine:
         self.local_steps = state["local_steps"]
         for lane, saved in zip(self.lanes, state["lanes"], strict=True):
             lane.t = saved["t"]
-            lane.live.copy_(saved["live"])
-            lane.x.copy_(saved["x"])
+            for name, vector in lane.vectors.items():
+                vector.copy_(saved[name])
             _restore(lane.state, saved["state"])
 
 

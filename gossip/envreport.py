@@ -61,7 +61,7 @@ def collect() -> dict[str, Any]:
         "commit": _commit(),
         "python": {"version": platform.python_version(), "executable": sys.executable},
         "platform": platform.platform(),
-        "packages": {name: _installed(name) for name in PACKAGES},
+        "packages": {name: installed(name) for name in PACKAGES},
         "mpi": _mpi(),
         "cuda": _cuda(),
         "cpu": {
@@ -98,7 +98,7 @@ def _commit() -> str | None:
     return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
 
 
-def _installed(package: str) -> str | None:
+def installed(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

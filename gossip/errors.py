@@ -50,6 +50,8 @@ class DeadlockError(GossipError):
 class CheckpointError(GossipError):
     """A checkpoint is missing, incomplete, or belongs to another run."""
 
+    exit_code = 4
+
 
 class WriteError(GossipError):
     """A file could not be written: the disk is full, a quota is reached, the folder is gone."""

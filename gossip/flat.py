@@ -29,6 +29,11 @@ class Segment:
         """Number of values."""
         return torch.Size(self.shape).numel()
 
+    @property
+    def at(self) -> slice:
+        """Its place in a vector of the bucket."""
+        return slice(self.offset, self.offset + self.size)
+
 
 @dataclass(frozen=True)
 class Bucket:
@@ -214,6 +219,11 @@ class FlatModel:
             view = self.gradient_of(p)
             if p.grad is None:
                 view.zero_()
+            elif p.grad.layout is not torch.strided:
+                raise UsageError(
+                    f"the gradient of {self.names[p]!r} is sparse, and methods that exchange gradients need "
+                    "dense ones: make the embedding with sparse=False, and use a dense optimizer."
+                )
             elif p.grad is not view:
                 views.append(view)
                 gradients.append(p.grad)

@@ -34,8 +34,8 @@ class UnfinishedGradient(Tensor):
     ) -> NoReturn:
         raise UsageError(
             "between backward() and step() the gradients are still on their way: each is applied when its "
-            "module runs next. What reads or changes them there (clip_grad_norm_, a GradScaler, a second "
-            "optimizer) needs --no-overlap (join(overlap=False)), or a method such as allreduce."
+            "module runs next. What reads or changes them there (clip_grad_norm_, a second optimizer) "
+            "needs --no-overlap (join(overlap=False)), or a method such as allreduce."
         )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
+import os
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from gossip.agreement import agree
 from gossip.algorithms import Adoption, Algorithm
 from gossip.effects import Node
 from gossip.engine import Engine
+from gossip.envreport import installed
 from gossip.errors import CheckpointError, UsageError
 from gossip.flat import FlatModel
 from gossip.forward_order import ForwardOrder
@@ -78,7 +81,8 @@ def join(
             ``identity`` for most.
         weights: the rule that turns a graph into a mixing matrix.
         seed: of the compressors' noise and the order of `Session.shard`; equal on all ranks.
-        overlap: False exchanges inside ``step()`` alone: the same numbers, nothing hidden.
+        overlap: False exchanges inside ``step()`` alone (gradient methods: at the end of ``backward()``): the
+            same numbers, nothing hidden.
         progress: ``"hooks"`` drives MPI, and rounds that have begun, from the model's hooks; ``"thread"``
             adds a thread that does it too, for models whose layers are few and long.
         bucket_mb: MiB per bucket. By default parameter methods use one bucket, gradient methods
@@ -118,7 +122,10 @@ def join(
             f"start {graph.size} (mpirun -n {graph.size} …), or take a topology for {transport.size}."
         )
     check_graph(method, graph)
-    for text in method.check(graph, codec):
+    named = not (isinstance(topology, str) and topology == "ring")
+    if named and not method.uses_graph and transport.rank == 0:
+        warnings.warn(f"{method.name} does not use a graph: {graph.name} is ignored.", stacklevel=2)
+    for text in (*method.check(graph, codec), *_doubts(method, graph, transport)):
         if transport.rank == 0:
             warnings.warn(text, stacklevel=2)
     _check_optimizer(model, optimizer)
@@ -129,39 +136,44 @@ def join(
     model.to(_device(model, transport, device))
     flat = FlatModel(model, bucket, pieces)
     adoption = method.adopt(optimizer, flat.names)
-    agree(
-        transport,
-        {
-            "algorithm": str(method),
-            "topology": (graph.name, graph.fingerprint()),
-            "compressor": str(codec),
-            "seed": seed,
-            "parameters": flat.signature(),
-            "frozen parameters": _signature(flat.frozen),
-            "buffers": _signature(dict(model.named_buffers())),
-            "optimizer": [adoption.of(p) for p in flat.names],
-            "buckets": [bucket.size for bucket in flat.buckets],
-            "trace": trace is not None,
-        },
-    )
-    for tensor in [flat.vector, *model.buffers(), *(p.data for p in flat.frozen.values())]:
-        transport.broadcast(tensor)
-    return Session(
-        model,
-        optimizer,
-        flat,
-        method,
-        graph,
-        codec,
-        transport,
-        seed,
-        overlap,
-        progress,
-        posting,
-        timeout,
-        adoption,
-        None if trace is None else Trace(trace, transport),
-    )
+    try:
+        agree(
+            transport,
+            {
+                "version of gossip": installed("gossip-train"),
+                "algorithm": str(method),
+                "topology": (graph.name, graph.fingerprint()),
+                "compressor": str(codec),
+                "seed": seed,
+                "parameters": flat.signature(),
+                "frozen parameters": _signature(flat.frozen),
+                "buffers": _signature(dict(model.named_buffers())),
+                "optimizer": [adoption.of(p) for p in flat.names],
+                "buckets": [bucket.size for bucket in flat.buckets],
+                "trace": trace is not None,
+            },
+        )
+        for tensor in [flat.vector, *model.buffers(), *(p.data for p in flat.frozen.values())]:
+            transport.broadcast(tensor)
+        return Session(
+            model,
+            optimizer,
+            flat,
+            method,
+            graph,
+            codec,
+            transport,
+            seed,
+            overlap,
+            progress,
+            posting,
+            timeout,
+            adoption,
+            None if trace is None else Trace(trace, transport),
+        )
+    except BaseException:
+        adoption.release()  # or a second attempt would adopt an optimizer without momentum
+        raise
 
 
 def bucket_bytes(method: Algorithm, bucket_mb: float | None = None) -> tuple[int, ...] | None:
@@ -196,6 +208,25 @@ def check_graph(method: Algorithm, graph: Topology | Schedule) -> None:
         )
     if not graph.is_static and not method.allows_schedule:
         raise UsageError(f"{method.name} needs a fixed graph, but {graph.name} changes from round to round.")
+
+
+def _doubts(method: Algorithm, graph: Topology | Schedule, transport: Transport) -> Iterator[str]:
+    """Warnings about what works, but hardly as it was meant."""
+    if method.uses_graph and graph.is_static and not graph.is_doubly_stochastic:
+        yield (
+            f"the columns of {graph.name}'s W do not sum to 1: {method.name} then trains for a weighted mean "
+            "of the nodes' losses, while tests take the plain mean of their models."
+        )
+    threads, cores = torch.get_num_threads(), os.cpu_count() or 1
+    if (
+        transport.needs_polling
+        and transport.local_size > 1 < threads
+        and threads * transport.local_size > cores
+    ):
+        yield (
+            f"{transport.local_size} ranks of {threads} threads share the {cores} cores of this host and get "
+            "in each other's way: export OMP_NUM_THREADS=1 (or torch.set_num_threads(1)) is faster."
+        )
 
 
 def _posting(method: Algorithm, order: str | None) -> Posting:
@@ -396,7 +427,7 @@ class Session:
         self._engine.say_finished()
         self._stepping.finish()
         on_a_network = self.world.local_size < self.size  # inside one host bytes cost next to nothing
-        if self.rank == 0 and on_a_network and (text := self.stats.compression_loss(self.world.fastest)):
+        if self.rank == 0 and on_a_network and (text := self._compression_loss()):
             warnings.warn(text, stacklevel=2)
         for handle in self._handles:
             handle.remove()
@@ -406,13 +437,18 @@ class Session:
             self.stats.trace.write()
         self.world.barrier()
 
+    def _compression_loss(self) -> str | None:
+        """A warning if compression did not pay; a gradient method's alternative is an all-reduce."""
+        saved = self.stats.saved_bytes
+        if self.algorithm.kind == "gradient" and saved:
+            saved = self.round * self.allreduce_bytes - self.stats.bytes_sent
+        return self.stats.compression_loss(saved, self.world.fastest) if self.stats.saved_bytes else None
+
     # -- the averaged model ------------------------------------------------------------------------
 
     def _mean(self, x: Tensor) -> Tensor:
         """The mean of x over all ranks, outside the books: evaluation is not training traffic."""
-        books = self.world.bytes_sent, self.world.messages_sent
-        pending = self.world.start_mean(x, self._average_channel)
-        self.world.bytes_sent, self.world.messages_sent = books
+        pending = self.world.start_mean(x, self._average_channel, counted=False)
         patience = Patience(self.world, self._timeout)
         self.world.wait(lambda: pending.done or patience.is_out(), math.inf)
         if not pending.done:
@@ -473,8 +509,15 @@ class Session:
         return [lane.state for lane in self._engine.lanes]
 
     def _identity(self) -> dict[str, Any]:
-        """What a state belongs to: with another of these it would go on differently."""
+        """What a state belongs to: with another of these it would go on differently.
+
+        "layout" is a digest of the parameters' names, shapes, strides, hyper-parameters and buckets;
+        "optimizer" what the method has taken over from it.
+        """
         sizes = [bucket.size for bucket in self._flat.buckets]
+        adopted = [str(self._adoption.of(p) or "") for p in self._flat.names]
+        names_shapes_strides = repr((self._flat.signature(), sizes, adopted))
+        layout = hashlib.sha256(names_shapes_strides.encode()).hexdigest()[:16]
         return {
             "algorithm": str(self.algorithm),
             "compressor": str(self.compressor),
@@ -483,6 +526,8 @@ class Session:
             "size": self.size,
             "rank": self.rank,
             "buckets": f"{len(sizes)} of at most {max(sizes)} values",
+            "optimizer": "; ".join(dict.fromkeys(adopted)),
+            "layout": layout,
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -496,8 +541,8 @@ class Session:
         """Continue from `state_dict`, bitwise. Call it after join and before the first forward.
 
         Raises:
-            CheckpointError: the state belongs to another method, codec, graph, seed, rank, number of ranks or
-                cut into buckets.
+            CheckpointError: the state belongs to another method, codec, graph, seed, rank, number of ranks,
+                cut into buckets, memory layout or momentum.
         """
         for name, value in self._identity().items():
             if (written := state.get(name)) != value:

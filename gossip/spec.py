@@ -18,7 +18,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import networkx as nx
 import numpy as np
@@ -212,9 +212,20 @@ def make_codec(spec: str | Compressor) -> Compressor:
 def make_algorithm(spec: str | Algorithm) -> Algorithm:
     """The algorithm that `spec` names, or `spec` itself when it is one. Raises `UsageError`."""
     if isinstance(spec, Algorithm):
+        _check_choices(spec)
         return spec
     algorithm: Algorithm = METHODS.make(spec)
     return algorithm
+
+
+def _check_choices(made: Algorithm) -> None:
+    """What a spec cannot get wrong: options with a few words to choose from."""
+    for option in options(type(made)):
+        value = getattr(made, option.name)
+        if typing.get_origin(option.type) is Literal and value not in (words := typing.get_args(option.type)):
+            raise UsageError(
+                f"{type(made).__name__}({option.name}={value!r}): choose {' or '.join(map(repr, words))}."
+            )
 
 
 def make_topology(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from array import array
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -36,13 +37,9 @@ class Stats:
         self._clear()
 
     def _clear(self) -> None:
-        self._steps: dict[str, list[float]] = {
-            "encode_ms": [],
-            "decode_ms": [],
-            "mix_ms": [],
-            "exposed_wait_ms": [],
-        }
-        self._errors: list[Tensor] = []
+        parts = ("encode_ms", "decode_ms", "mix_ms", "exposed_wait_ms")
+        self._steps = {part: array("d") for part in parts}  # small: a loop that never takes them is no leak
+        self._errors: Tensor | None = None
         self._by_neighbor: defaultdict[int, float] = defaultdict(float)
         self._bytes_taken, self._messages_taken = self.bytes_sent, self.messages_sent
 
@@ -67,9 +64,11 @@ class Stats:
         return t % SAMPLE_ERROR_EVERY == 1
 
     def sample_error(self, v: Tensor, decoded: Tensor) -> None:
-        """Measure ‖v − C(v)‖/‖v‖, without leaving the device."""
+        """Measure ‖v − C(v)‖/‖v‖, without leaving the device; what overflows does not count."""
         norm = torch.linalg.vector_norm(v)
-        self._errors.append(torch.where(norm > 0, torch.linalg.vector_norm(v - decoded) / norm, norm))
+        error = torch.where(norm > 0, torch.linalg.vector_norm(v - decoded) / norm, norm).double()
+        one = torch.stack([torch.nan_to_num(error, 0.0, 0.0, 0.0), error.isfinite().double()])  # sum, count
+        self._errors = one if self._errors is None else self._errors + one
 
     def end_step(self) -> None:
         """Close the books of one optimizer step."""
@@ -80,14 +79,15 @@ class Stats:
         self.codec_seconds += self.encode + self.decode
         self.encode = self.decode = self.mix = self.exposed = 0.0
 
-    def compression_loss(self, bytes_per_second: float) -> str | None:
-        """A warning if the codec took longer than sending `saved_bytes` would have, on a link this fast."""
-        saved_seconds = self.saved_bytes / bytes_per_second if bytes_per_second else math.inf
-        if not 0 < saved_seconds < self.codec_seconds:
+    def compression_loss(self, saved: int, bytes_per_second: float) -> str | None:
+        """A warning if the codec took longer than sending the `saved` bytes would, on a link this fast."""
+        saved = max(0, saved)
+        saved_seconds = saved / bytes_per_second if bytes_per_second else math.inf
+        if not saved_seconds < self.codec_seconds:
             return None
         return (
             f"compression cost more time than it saved: {self.codec_seconds:.3g} s to encode and decode, and "
-            f"the {self.saved_bytes / 1e6:.3g} MB saved would have taken at most {saved_seconds:.3g} s, as "
+            f"the {saved / 1e6:.3g} MB saved would have taken at most {saved_seconds:.3g} s, as "
             f"this link has carried {8e-9 * bytes_per_second:.3g} Gbit/s. Without a compressor, or with a "
             "cheaper one, this run would be faster."
         )
@@ -98,13 +98,14 @@ class Stats:
         Returns ``encode_ms``, ``decode_ms``, ``mix_ms``, ``exposed_wait_ms`` (lists, one entry per step),
         ``steps``, ``wait_ms_by_neighbor`` (rank -> summed ms), ``bytes_sent``, ``messages_sent`` (this rank,
         summed over destinations) and ``compression_error`` (mean of the sampled ‖v − C(v)‖/‖v‖; None if
-        nothing was compressed).
+        nothing was compressed, or only values whose squares overflow).
         """
-        interval: dict[str, Any] = dict(self._steps)
+        interval: dict[str, Any] = {part: each.tolist() for part, each in self._steps.items()}
         interval["steps"] = len(self._steps["encode_ms"])
         interval["wait_ms_by_neighbor"] = {j: s * 1e3 for j, s in sorted(self._by_neighbor.items())}
         interval["bytes_sent"] = self.bytes_sent - self._bytes_taken
         interval["messages_sent"] = self.messages_sent - self._messages_taken
-        interval["compression_error"] = float(torch.stack(self._errors).mean()) if self._errors else None
+        total, count = (0.0, 0.0) if self._errors is None else self._errors.tolist()
+        interval["compression_error"] = total / count if count else None
         self._clear()
         return interval

@@ -103,7 +103,7 @@ class Trace:
         world, mine = self._world, ",\n".join(map(json.dumps, self._as_json())).encode()
         sizes, tag = world.allgather(len(mine)), world.reserve_tags(1)
         if world.rank > 0:
-            _post(world, torch.frombuffer(bytearray(mine), dtype=torch.uint8), 0, tag)
+            world.post(torch.frombuffer(bytearray(mine), dtype=torch.uint8), 0, tag, counted=False)
             return
         receipts = [world.expect(rank, tag, sizes[rank]) for rank in range(1, world.size)]
         parts = [mine, *(_arrived(world, receipt).numpy().tobytes() for receipt in receipts)]
@@ -156,7 +156,8 @@ def clock_offset(world: Transport, clock: Callable[[], float]) -> float:
         elif world.rank == rank:
             for _ in range(PINGS):
                 _arrived(world, world.expect(0, tag, 0))
-                _post(world, torch.tensor([clock()], dtype=torch.float64).view(torch.uint8), 0, tag)
+                now = torch.tensor([clock()], dtype=torch.float64)
+                world.post(now.view(torch.uint8), 0, tag, counted=False)
     return float(world.allgather(offsets)[0][world.rank])
 
 
@@ -164,7 +165,7 @@ def _ping(world: Transport, rank: int, tag: int, clock: Callable[[], float]) -> 
     """How long the way to `rank` and back took, and how far its clock is ahead if both ways took as long."""
     pong = world.expect(rank, tag, 8)
     start = clock()
-    _post(world, torch.empty(0, dtype=torch.uint8), rank, tag)
+    world.post(torch.empty(0, dtype=torch.uint8), rank, tag, counted=False)
     theirs = float(from_bytes(_arrived(world, pong).clone(), torch.float64))
     took = clock() - start
     return took, theirs - start - took / 2
@@ -173,10 +174,3 @@ def _ping(world: Transport, rank: int, tag: int, clock: Callable[[], float]) -> 
 def _arrived(world: Transport, receipt: Receipt) -> Tensor:
     world.wait(lambda: receipt.done, math.inf)
     return receipt.payload()
-
-
-def _post(world: Transport, payload: Tensor, to: int, tag: int) -> None:
-    """Send what is no training traffic and does not count."""
-    books = world.bytes_sent, world.messages_sent
-    world.post(payload, to, tag)
-    world.bytes_sent, world.messages_sent = books

@@ -20,6 +20,9 @@ from experiments.findings.statements import (
     Verdict,
 )
 from experiments.runs import Run
+from experiments.sweep.grid import SweepFile
+
+FILE = Path(__file__).parents[1] / "findings.toml"
 
 KEPT = (
     *("step", "epoch", "loss", "lr", "test_accuracy", "test_loss", "consensus_distance"),
@@ -48,9 +51,10 @@ on the full images for some hundred epochs and tuned each method's learning rate
 [runs](runs); `python -m gossip compare experiments/results/findings/runs` puts them side by side.
 
 *Gap*: all-reduce's test accuracy minus the method's, averaged models after the last step, mean over seeds
-± standard deviation of the difference, in points. A method *converges like all-reduce* up to a gap of
-{matches:g}, is *much slower or worse* from {worse:g} on, and *does not converge* if most seeds diverge or
-the accuracy stays below {stuck:g} %. These bounds were fixed beforehand.
+± standard deviation of the difference, in points; *to D-PSGD*: the same against gossip of exact messages,
+which is what compression costs. A method *converges like all-reduce* up to a gap of {matches:g} if no seed
+diverges, is *much slower or worse* from {worse:g} on, and *does not converge* if most seeds diverge or the
+accuracy stays below {stuck:g} %. These bounds were fixed beforehand.
 """
 
 
@@ -72,6 +76,7 @@ def page(findings: Findings, verdicts: Sequence[Verdict], pictures: Sequence[str
 
 def _head(findings: Findings) -> str:
     runs = [run for group in findings.groups.values() for run in group.runs]
+    wanted = SweepFile.read(FILE).points(sorted(findings.seeds))
     config, done = runs[0].config, [run for run in runs if run.summary is not None]
     return HEAD.format(
         model=config["model"],
@@ -84,7 +89,7 @@ def _head(findings: Findings) -> str:
         decay=config["weight-decay"],
         seeds=", ".join(map(str, sorted({run.seed for run in runs}))),
         done=len(done),
-        runs=len(runs),
+        runs=len(wanted),
         hours=sum((run.summary or {})["seconds"] for run in done) / 3600,
         matches=MATCHES_WITHIN,
         worse=MUCH_WORSE_FROM,
@@ -98,23 +103,22 @@ def _statements(findings: Findings, verdicts: Sequence[Verdict]) -> Iterator[str
     yield f"| statement | source | {' | '.join(heads)} |"
     yield "|" + " --- |" * (2 + len(places))
     for statement in dict.fromkeys(verdict.statement for verdict in verdicts):
-        own = {(v.cell.nodes, v.cell.norm): v for v in verdicts if v.statement == statement}
-        cells = (
-            own.get((nodes, norm)) or (own.get((nodes, "")) if norm == "max" else None)
-            for nodes, norm in places
-        )
-        shown = (_verdict(findings, verdict) if verdict else "(no codec)" for verdict in cells)
+        own = {(v.cell.nodes, v.cell.norm or "max"): v for v in verdicts if v.statement == statement}
+        shown = (_verdict(findings, own[place]) if place in own else "" for place in places)
         yield f"| {statement.text} | {statement.source} | {' | '.join(shown)} |"
     yield (
-        f"\n{KOLOSKOVA}, is about 8 nodes and l2 norms per layer, with one bit more than it counts. "
-        "The norm and block of Tang et al. are not known here."
+        f"\n{KOLOSKOVA}, is about 8 nodes and l2 norms per layer (with one bit more than it counts), and "
+        "judged there alone. The norm and block of Tang et al. are not known here. Exact messages have no "
+        "norm."
     )
 
 
 def _verdict(findings: Findings, verdict: Verdict) -> str:
     if verdict.held is None:
         return "not run"
-    return f"{'**held**' if verdict.held else '**not held**'}: {outcome(findings, verdict.cell)}"
+    word = "**held**" if verdict.held else "**not held**"
+    beyond = _to_dpsgd(findings, verdict.cell)
+    return f"{word}: {outcome(findings, verdict.cell)}" + (f"; to D-PSGD {beyond}" if beyond else "")
 
 
 def outcome(findings: Findings, cell: Cell) -> str:
@@ -133,24 +137,31 @@ def _explanations(findings: Findings, verdicts: Sequence[Verdict]) -> Iterator[s
         place = f"{cell.nodes} nodes" + (f", {NORMS[cell.norm]}" if cell.norm else "")
         yield (
             f"- *{verdict.statement.text}* ({verdict.statement.source}), {place}: it "
-            f"{WORDS[verdict.behaviour]} ({outcome(findings, cell)}). {_against_dpsgd(findings, cell)}"
+            f"{WORDS[verdict.behaviour]} ({outcome(findings, cell)}). {_exact_gossip(findings, cell)}"
             f"Measured: {findings.explanation(cell)}."
         )
 
 
-def _against_dpsgd(findings: Findings, cell: Cell) -> str:
+def _to_dpsgd(findings: Findings, cell: Cell) -> str:
     """What compression alone costs: the gap beyond the one that exact gossip has."""
     own, exact = findings.accuracy(cell), findings.accuracy(Cell(cell.nodes, "dpsgd"))
-    if cell.algorithm == "dpsgd" or own is None or exact is None:
-        return ""
-    return f"Against D-PSGD, which sends 32 bits: {exact.minus(own).show('.2f')}. "
+    return exact.minus(own).show(".2f") if cell.norm and own and exact else ""
+
+
+def _exact_gossip(findings: Findings, cell: Cell) -> str:
+    gap = findings.gap(Cell(cell.nodes, "dpsgd"))
+    return f"D-PSGD, which sends 32 bits, has a gap of {gap.show('.2f')}. " if cell.norm and gap else ""
 
 
 def _numbers(findings: Findings) -> Iterator[str]:
     heads = (
         *("nodes", "method", "codec", "seeds", "test accuracy, %", "gap", "training loss, last epoch"),
-        *("compression error", "consensus distance"),
+        *("compression error", "consensus distance", "run"),
     )
+    yield "A row again, with its name for NAME:\n"
+    yield "```sh"
+    yield "python -m gossip sweep experiments/findings.toml --set data-dir=data --only 'NAME-seed*'"
+    yield "```\n"
     yield f"| {' | '.join(heads)} |"
     yield "|" + " --- |" * len(heads)
     for cell, group in sorted(findings.groups.items()):
@@ -161,6 +172,7 @@ def _numbers(findings: Findings) -> Iterator[str]:
             _show(findings.train_loss(cell), ".3f"),
             _show(findings.error(cell), ".3g"),
             _show(group.spread("consensus_distance"), ".2g"),
+            group.runs[0].path.name.removesuffix(f"-seed{group.runs[0].seed}"),
         )
         yield f"| {cell.nodes} | {cell.algorithm} | {codec} | {len(group.runs)} | {' | '.join(values)} |"
 

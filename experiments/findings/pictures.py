@@ -68,7 +68,10 @@ def _visible(line: Curve) -> Curve:
 
 
 def _errors(findings: Findings, path: Path) -> None:
-    """Accuracy lost to all-reduce against the measured error of the messages, with DCD's bound."""
+    """Accuracy lost to all-reduce against the measured error of the messages, with DCD's bound.
+
+    Where all seeds diverged there is an open marker at the upper edge.
+    """
     new_figure = figure_maker()
     assert new_figure is not None
     figure = new_figure(figsize=(9, 3.9), layout="constrained")
@@ -82,6 +85,13 @@ def _errors(findings: Findings, path: Path) -> None:
                 for cell in cells
                 if (error := findings.error(cell)) and (gap := findings.gap(cell))
             ]
+            lost = [
+                error.mean for cell in cells if not findings.gap(cell) and (error := findings.error(cell))
+            ]
+            edge = axes.get_xaxis_transform()  # y = 1 is the upper edge
+            axes.plot(
+                lost, [1] * len(lost), marker, color=COLORS[style], mfc="none", transform=edge, clip_on=False
+            )
             if points:
                 x, y, sd, _ = zip(*points, strict=True)
                 axes.errorbar(

@@ -41,7 +41,7 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("file", type=Path, metavar="FILE.toml", help="the sweep")
     add("--out", type=Path, metavar="DIR", help="folder for the run folders (runs/ and the file's name)")
-    add("--full", action="store_true", help="with the file's [full] settings: the published experiment")
+    add("--full", action="store_true", help="with the file's [full] settings: longer, mostly as published")
     add(
         "--set",
         type=_setting,
@@ -99,12 +99,12 @@ def run_points(points: Sequence[Point], out: Path, args: argparse.Namespace) -> 
     runner = Runner(out, jobs, args.mpi, lambda line: print(line, flush=True))
     code = runner.run(missing)
     if runner.elsewhere:
-        print(f"another sweep is running {', '.join(runner.elsewhere)}")
+        print(f"another sweep is running {', '.join(runner.elsewhere)}: repeat this when they are done")
     if runner.failed:
         print(
             f"{len(runner.failed)} runs failed; the same command runs them again: {', '.join(runner.failed)}"
         )
-    return code
+    return code or (1 if runner.elsewhere else 0)
 
 
 def folder(args: argparse.Namespace) -> Path:

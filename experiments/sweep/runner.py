@@ -1,7 +1,7 @@
 """Running what is missing of a grid: several runs at a time, each once, and every ending accounted for.
 
 A run counts as done when its folder has a summary, whether it came to its end or diverged. What was broken
-off goes on from its last checkpoint, and starts anew where there is none or that fails.
+off goes on from its last checkpoint, and starts anew where there is none, or none that can be used.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from types import FrameType
 from typing import Any, Literal
 
 from experiments import config
-from experiments.agree import EXIT_CODE_STOPPED
 from experiments.progress import duration
 from experiments.runs import FOR_SPEED, IMMATERIAL, Run
 from experiments.sweep.grid import Point
 from experiments.sweep.job import Job, command, locked
-from gossip.errors import UsageError
+from gossip.errors import CheckpointError, UsageError
 
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 60.0
@@ -37,27 +36,37 @@ def state(point: Point, out: Path) -> State:
     """How far `point`'s run in `out` is.
 
     Raises:
-        UsageError: it has finished, but with other settings than the sweep now asks for.
+        UsageError: it has finished, or has a checkpoint, but with other settings than the sweep now asks for.
     """
     folder = out / point.name
     if not (folder / "config.toml").exists():
         return "new"
     run = Run.read(folder)
-    if run.summary is None:
+    if run.summary is None and not _resumable(folder):
         return "broken off"
     if changed := _changes(point, run):
         raise UsageError(
             f"{folder} was run with {', '.join(f'{k} {was}, not {now}' for k, was, now in changed)}. "
             "Take another --out for the changed sweep, or delete that folder to have it run again."
         )
+    if run.summary is None:
+        return "broken off"
     return "diverged" if run.diverged else "finished"
 
 
+def _resumable(folder: Path) -> bool:
+    return any(folder.glob("checkpoint/*/complete"))
+
+
 def _changes(point: Point, run: Run) -> list[tuple[str, Any, Any]]:
-    """Key, value in the folder and value in the sweep, of every setting that makes it another run."""
+    """Key, value in the folder and value in the sweep, of every setting that makes it another run.
+
+    A run that is not at its end may go on with whatever ``--resume`` lets one change.
+    """
     own = vars(config.parse(config.flags(run.config, run.path / "config.toml")))
     asked = {**vars(point.args), "nodes": point.nodes}
-    kept = IMMATERIAL | FOR_SPEED | {name.replace("_", "-") for name in config.ABOUT_THE_COMMAND}
+    free = (*config.ABOUT_THE_COMMAND, *(config.MAY_CHANGE if run.summary is None else ()))
+    kept = IMMATERIAL | FOR_SPEED | {name.replace("_", "-") for name in free}
     return [
         (name.replace("_", "-"), own.get(name), value)
         for name, value in asked.items()
@@ -149,17 +158,13 @@ class Runner:
                 self.elsewhere.append(point.name)
             return
         folder, log = self._out / point.name, self._log(point)
-        resumes = not anew and found == "broken off" and self._resumable(point)
-        if not resumes:
+        resumes = not anew and found == "broken off" and _resumable(folder)
+        if not (resumes or anew):
             log.unlink(missing_ok=True)
             (folder / "log.txt").unlink(missing_ok=True)
         flag = "--resume" if resumes else "--overwrite"
         job = Job(command(point, self._out, self._mpi, flag), log, point.threads, lock)
         self._running.append(Attempt(point, job, resumes, held))
-
-    def _resumable(self, point: Point) -> bool:
-        folder = self._out / point.name
-        return any(folder.glob("checkpoint/*/complete")) and not _changes(point, Run.read(folder))
 
     def _ended(self) -> list[Attempt]:
         ended = [attempt for attempt in self._running if attempt.job.poll() is not None]
@@ -174,8 +179,8 @@ class Runner:
         log = self._keep_log(point)
         attempt.held.close()
         done = found in ("finished", "diverged")
-        if not done and attempt.resumes and code != EXIT_CODE_STOPPED:
-            self._say(f"{point.name} could not be continued (exit code {code}); it starts anew")
+        if not done and attempt.resumes and code == CheckpointError.exit_code:
+            self._say(f"{point.name} could not be continued from its checkpoint; it starts anew")
             return False
         self._over += 1
         took = duration(time.monotonic() - attempt.started)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments import toml
 from experiments.sweep.grid import Point
 
 SCRIPT = """\
@@ -46,7 +47,7 @@ def write(args: argparse.Namespace, points: Sequence[Point], out: Path) -> Path:
     command += ["--mpi"] if args.mpi else []
     command += ["--seeds", ",".join(map(str, args.seeds))] if args.seeds else []
     for key, value in args.set:
-        command += ["--set", f"{key}={value}"]
+        command += ["--set", f"{key}={toml.dump(value)}"]
     activate = Path(sys.prefix) / "bin" / "activate"
     script = SCRIPT.format(
         count=len(points),

@@ -64,8 +64,12 @@ def run(args: argparse.Namespace) -> int:
     """The command. Returns its exit code."""
     file = SweepFile.read(args.file, args.full)
     rates = args.lr or file.tune.get("lr")
-    if not rates:
-        raise UsageError(f"{args.file} names no learning rates: type --lr 0.05,0.1,0.2, or add [tune] lr = …")
+    if not isinstance(rates, list) or not rates:
+        raise UsageError(
+            f"{args.file} lists no learning rates: type --lr 0.05,0.1, or add [tune] lr = [0.05, 0.1]"
+        )
+    if "lr" in dict(args.set):
+        raise UsageError("--set lr=… leaves nothing to tune: give the rates to try as --lr 0.05,0.1,0.2")
     out = args.out or folder(args).with_name(folder(args).name + "-tune")
     points = with_rates(file, rates).points(args.seeds, dict(args.set))
     code = run_points(points, out, args)
@@ -73,6 +77,8 @@ def run(args: argparse.Namespace) -> int:
         return code
     chosen = choose(points, out)
     print("\n".join(lines(chosen)))
+    if all(choice.best is None for choice in chosen):
+        raise UsageError("every run diverged: give smaller rates to try, --lr 0.001,0.01")
     path = out / "tuned.toml"
     path.write_text(tuned_file(chosen, file, args.file))
     print(f"python -m gossip sweep {path}")
@@ -110,8 +116,9 @@ def lines(chosen: Iterable[Choice]) -> Iterable[str]:
 
 def tuned_file(chosen: Iterable[Choice], file: SweepFile, path: Path) -> str:
     """A sweep file with the chosen learning rates, the seeds and remarks of `file`, and what was tried."""
-    chosen = [choice for choice in chosen if choice.best is not None]
-    shared = dict(chosen[0].settings) if chosen else {}
+    tried = list(chosen)
+    chosen = [choice for choice in tried if choice.best is not None]
+    shared = dict(chosen[0].settings)
     for choice in chosen:
         shared = {k: v for k, v in shared.items() if k in choice.settings and choice.settings[k] == v}
     if "seed" in file.base:
@@ -124,7 +131,7 @@ def tuned_file(chosen: Iterable[Choice], file: SweepFile, path: Path) -> str:
         parts.append(f"\n[about]\n{toml.dumps(file.about)}")
     record = {
         choice.name: [f"{lr:g}: {_show(loss)}" for lr, loss in sorted(choice.losses.items())]
-        for choice in chosen
+        for choice in tried
     }
     criterion = {"criterion": "lowest training loss over the last epoch, mean over nodes and seeds"}
     quoted = {f'"{name}"': value for name, value in record.items()}
@@ -133,7 +140,8 @@ def tuned_file(chosen: Iterable[Choice], file: SweepFile, path: Path) -> str:
 
 
 def _loss(run: Run) -> float:
-    loss = (run.summary or {}).get("train_loss")
+    assert run.summary is not None, "a sweep that has ended well"
+    loss = run.summary.get("train_loss")
     return math.inf if run.diverged or loss is None or not math.isfinite(loss) else float(loss)
 
 

@@ -75,6 +75,8 @@ class DGC(GradientMethod):
         check_ratio(self.ratio)
         if self.warmup_steps < 0:
             raise ValueError(f"warmup_steps={self.warmup_steps}: give 0 (no warm-up) or more")
+        if self.clip is None and self.clip_scope != "global":
+            raise ValueError(f"clip_scope={self.clip_scope}: nothing is clipped without clip=…")
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"clip={self.clip}: give a norm above 0, or leave it out")
 

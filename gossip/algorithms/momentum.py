@@ -75,7 +75,8 @@ class MomentumAdoption(Adoption):
                 if group[name]:
                     raise UsageError(
                         f"the optimizer's {name} was set to {group[name]} after join, but {self._method} has "
-                        "taken it over. Load the optimizer's state before join; with CyclicLR or OneCycleLR, "
+                        f"taken it over. An optimizer's state that was saved without {self._method} is "
+                        "loaded before join, one that was saved with it after; with CyclicLR or OneCycleLR, "
                         "pass cycle_momentum=False."
                     )
 

@@ -88,7 +88,7 @@ class PowerSGD(GradientMethod):
         e, q = state["e"], state["q"]
         matrices = self.matrices(node.segments)
         low = {m.segment for m in matrices}
-        dense = [slice(s.offset, s.offset + s.size) for s in node.segments if s not in low]
+        dense = [s.at for s in node.segments if s not in low]
         sizes = [m.columns * m.rank for m in matrices]
 
         g = yield node.gradient()

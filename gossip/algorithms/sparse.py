@@ -81,39 +81,35 @@ def sparse_mean(
 
     Returns C(v) of each tensor in `sparse`, 0 where nothing was sent. g is bitwise the same on all nodes.
     """
-    chosen = {s.offset for s in sparse}
-    dense = [s for s in node.segments if s.offset not in chosen]
+    chosen = {s.name for s in sparse}
+    dense = [s for s in node.segments if s.size and s.name not in chosen]
     mean = None
     if dense:
-        rest = torch.cat([v[_at(s)] for s in dense])
+        rest = torch.cat([v[s.at] for s in dense])
         if not bool(torch.isfinite(rest.sum())):
             raise NonFiniteError("NaN or inf in a gradient that is sent dense")
         mean = node.mean(rest)
     own: list[Tensor] = []
     if sparse:
-        sent = node.send(torch.cat([v[_at(s)] for s in sparse]), to=exchange.others(node), codec=codec)
+        sent = node.send(torch.cat([v[s.at] for s in sparse]), to=exchange.others(node), codec=codec)
         own = list(sent.split([s.size for s in sparse]))
         for s, c in zip(sparse, own, strict=True):
-            v[_at(s)] -= c
+            v[s.at] -= c
         messages = yield node.receive(exchange.others(node))
         _put(g, sparse, exchange.total(sent, messages, node).div_(node.size))
     if mean is not None:
         _put(g, dense, (yield mean))
         for s in dense:
-            v[_at(s)] = 0
+            v[s.at] = 0
     return own
 
 
 def masked(u: Tensor, sparse: Sequence[Segment], sent: Sequence[Tensor]) -> None:
     """u ← 0 wherever something was sent, in place."""
     for s, c in zip(sparse, sent, strict=True):
-        u[_at(s)].masked_fill_(c != 0, 0)
-
-
-def _at(s: Segment) -> slice:
-    return slice(s.offset, s.offset + s.size)
+        u[s.at].masked_fill_(c != 0, 0)
 
 
 def _put(g: Tensor, segments: Sequence[Segment], values: Tensor) -> None:
     for s, part in zip(segments, values.split([s.size for s in segments]), strict=True):
-        g[_at(s)] = part
+        g[s.at] = part

@@ -94,8 +94,12 @@ class Transport(ABC):
     # -- data plane: never blocks ------------------------------------------------------------------
 
     @abstractmethod
-    def post(self, payload: Tensor, to: int, tag: int, wake: Wake | None = None) -> Pending:
+    def post(
+        self, payload: Tensor, to: int, tag: int, wake: Wake | None = None, counted: bool = True
+    ) -> Pending:
         """Send uint8 [m] to rank `to`. The transport keeps `payload`: the caller must not write to it again.
+
+        `counted` is False for what is no training traffic.
 
         `done` means that the receiver has *matched* the message (a synchronous send), not merely that it
         left. At most one message per (`to`, `tag`) is on the wire; later ones queue here, in order.
@@ -109,7 +113,9 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def start_mean(self, x: Tensor, channel: int, wake: Wake | None = None) -> MeanResult:
+    def start_mean(
+        self, x: Tensor, channel: int, wake: Wake | None = None, counted: bool = True
+    ) -> MeanResult:
         """Start the exact mean of `x` (float32 [n]) over all ranks. The caller may overwrite `x` at once.
 
         Every rank starts the means of one `channel` in the same order; channels complete in any order (each

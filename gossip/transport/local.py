@@ -146,10 +146,12 @@ class LocalTransport(Transport):
         self._means: defaultdict[object, int] = defaultdict(int)
         self._gathers = 0
 
-    def post(self, payload: Tensor, to: int, tag: int, wake: Wake | None = None) -> _Send:
+    def post(
+        self, payload: Tensor, to: int, tag: int, wake: Wake | None = None, counted: bool = True
+    ) -> _Send:
         send = _Send(wake, payload.cpu())
-        self.bytes_sent += payload.numel()
-        self.messages_sent += 1
+        self.bytes_sent += payload.numel() * counted
+        self.messages_sent += counted
         key = (self.rank, to, tag)
         self._world.posted[key].append(send)
         self._world.match(key)
@@ -162,9 +164,11 @@ class LocalTransport(Transport):
         self._world.match(key)
         return receipt
 
-    def start_mean(self, x: Tensor, channel: int, wake: Wake | None = None) -> _MeanResult:
-        self.bytes_sent += mean_bytes(x.numel(), self.size)
-        self.messages_sent += 2 * (self.size - 1)
+    def start_mean(
+        self, x: Tensor, channel: int, wake: Wake | None = None, counted: bool = True
+    ) -> _MeanResult:
+        self.bytes_sent += mean_bytes(x.numel(), self.size) * counted
+        self.messages_sent += 2 * (self.size - 1) * counted
         sequence = self._means[channel] = self._means[channel] + 1
         reduction = self._world.reductions.setdefault((channel, sequence), _Reduction())
         reduction.parts[self.rank] = x.detach().clone()

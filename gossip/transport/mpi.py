@@ -270,7 +270,9 @@ class MPITransport(Transport):
 
     # -- data plane --------------------------------------------------------------------------------
 
-    def post(self, payload: Tensor, to: int, tag: int, wake: Wake | None = None) -> Pending:
+    def post(
+        self, payload: Tensor, to: int, tag: int, wake: Wake | None = None, counted: bool = True
+    ) -> Pending:
         if payload.dtype is not torch.uint8 or payload.dim() != 1:
             raise TypeError(f"a payload is uint8 [m], not {payload.dtype} {list(payload.shape)}")
         self._require_open()
@@ -278,8 +280,8 @@ class MPITransport(Transport):
         send.wake = wake
         with self._lock:
             self._posted[to][tag] += 1
-            self.bytes_sent += send.size
-            self.messages_sent += 1
+            self.bytes_sent += send.size * counted
+            self.messages_sent += counted
             queue = self._sending[to, tag]
             queue.append(send)
             if len(queue) == 1:
@@ -352,7 +354,9 @@ class MPITransport(Transport):
         self._dup, request = comm.Idup()
         return request
 
-    def start_mean(self, x: Tensor, channel: int, wake: Wake | None = None) -> MeanResult:
+    def start_mean(
+        self, x: Tensor, channel: int, wake: Wake | None = None, counted: bool = True
+    ) -> MeanResult:
         if x.dtype is not torch.float32:
             raise TypeError(f"a mean is taken in float32, not {x.dtype}")
         if channel >= len(self._channel_comms):
@@ -368,8 +372,8 @@ class MPITransport(Transport):
                 own = host_empty(x.shape, x.dtype)
             mean = self._mean(to_host(x, into=own), x.device, channel)
             mean.wake = wake
-            self.bytes_sent += mean_bytes(x.numel(), self.size)
-            self.messages_sent += 2 * (self.size - 1)
+            self.bytes_sent += mean_bytes(x.numel(), self.size) * counted
+            self.messages_sent += 2 * (self.size - 1) * counted
             self._stage(mean)
         return mean
 

@@ -15,6 +15,7 @@ from compressors import (
     QSGD,
     Compressor,
     Grid,
+    LayerTopK,
     MinMax,
     Natural,
     OneBit,
@@ -205,6 +206,13 @@ def test_sampled_threshold_keeps_the_largest_and_nearly_as_many() -> None:
     alternating = gaussian(n) * torch.tensor([1.0, 10.0]).repeat(n // 2)
     counts = [TopK(0.2, "sampled").encode(alternating, key).numel() for key in range(20)]
     assert len(set(counts)) > 1
+
+
+@pytest.mark.parametrize("n", [1, 2_048, 5_000, 70_000])
+def test_all_of_a_vector_is_sent_at_ratio_1(n: int) -> None:
+    x = torch.randn(n, generator=torch.Generator().manual_seed(n))
+    for codec in (TopK(1.0), TopK(1.0, "sampled"), LayerTopK(1.0)):
+        assert torch.equal(round_trip(codec, x, 3), x), codec
 
 
 @pytest.mark.parametrize("codec", [TopK(ratio=2e-7), Threshold(value=0.5), TopK(2e-7, "sampled")], ids=str)

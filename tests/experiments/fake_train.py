@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from experiments import toml
+from gossip.errors import CheckpointError
 
 
 def stop_when_asked(out: Path, obey: bool) -> NoReturn:
@@ -41,8 +42,10 @@ def main() -> None:
     does = next((what for word, what in behaviours.items() if word in out.name), "finish")
     summary = {"diverged": does == "diverge", "test_accuracy": 50.0, "diverged_step": 7, "diverged_rank": 0}
     summary |= {"train_loss": 1.0}
-    if does == "crash" or (does == "fail to resume" and mode == "--resume"):
+    if does == "crash":
         sys.exit("something went wrong")
+    if does == "fail to resume" and mode == "--resume":
+        sys.exit(CheckpointError.exit_code)
     if does in ("obey", "ignore"):
         stop_when_asked(out, does == "obey")
     if does == "wait for the other":

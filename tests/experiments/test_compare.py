@@ -82,7 +82,10 @@ def test_the_page_links_runs_and_repeats_commands(tmp_path: Path) -> None:
     page = (tmp_path / "page" / "compare.md").read_text()
     links = re.findall(r"\]\(([^)]+)\)", page)
     assert len(links) >= 6 and all((tmp_path / "page" / link).exists() for link in links)
-    assert "python -m experiments.train --out b1    # dcd qsgd:bits=4" in page
+    assert (
+        "python -m experiments.train --algorithm=dcd --nodes=4 --seed=1 --compressor=qsgd:bits=4    #" in page
+    )
+    assert "--out" not in page and "--overwrite" not in page
     widths = {line.count("|") for line in page.splitlines() if line.startswith("|")}
     assert len(widths) == 1
 
@@ -94,7 +97,7 @@ def test_the_command_of_a_resumed_run_starts_it(tmp_path: Path) -> None:
     fabricate.run(folder, summary={"command": command})
     compare.run(Namespace(runs=[tmp_path / "runs"], out=tmp_path))
     page = (tmp_path / "compare.md").read_text()
-    assert f"\nmpirun -n 4 python -m experiments.train --config {folder}/config.toml    #" in page
+    assert "\nmpirun -n 4 python -m experiments.train --algorithm=dcd --nodes=4 --seed=1    #" in page
     assert "--resume" not in page
 
 
@@ -116,7 +119,7 @@ def test_a_curve_is_the_mean_over_the_runs_that_got_there(tmp_path: Path) -> Non
         (
             lambda path: [
                 fabricate.run(path / "a"),
-                fabricate.run(path / "b", lr=1.0, accuracy=None, summary={"test_perplexity": 99.0}),
+                fabricate.run(path / "b", dataset="text", accuracy=None, summary={"test_perplexity": 99.0}),
             ],
             "judged by different numbers",
         ),
@@ -132,7 +135,7 @@ def test_what_cannot_be_compared_is_named(tmp_path: Path, prepare: object, says:
 
 def test_perplexity_is_read_like_accuracy(tmp_path: Path) -> None:
     for seed, value in ((1, 120.0), (2, 130.0)):
-        made = fabricate.run(tmp_path / f"a{seed}", seed=seed, accuracy=value)
+        made = fabricate.run(tmp_path / f"a{seed}", seed=seed, accuracy=value, dataset="text:vocab=50")
         for name in ("summary.json", "metrics.jsonl"):
             file = made.path / name
             file.write_text(file.read_text().replace("test_accuracy", "test_perplexity"))

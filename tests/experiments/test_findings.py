@@ -15,33 +15,35 @@ from experiments.sweep.grid import SweepFile
 from tests.experiments import fabricate
 
 FILE = Path(__file__).parents[2] / "experiments" / "findings.toml"
-GAPS = {"matches": 0.5, "much worse": 20.0, "fails": 60.0}
+PUBLISHED: dict[str, dict[int, float | None]] = {
+    "dcd": {8: 92.36, 4: 23.56},
+    "ecd": {8: 59.11, 4: None},
+    "choco": {8: 92.30, 4: 91.92},
+}
+"""Koloskova et al. 2020, Table 1, beside 92.64 for exact messages; None: it diverged."""
+
+TOLD = {("naive", 4): 5.0, ("naive", 8): 92.0, ("dpsgd", 32): 92.64}
 DEFAULTS = {"momentum": 0.9, "weight_decay": 1e-4}
 """Of the training script; a run's config.toml has them too."""
 
 
-def make(path: Path, gaps: dict[tuple[str, int], float], diverging: tuple[str, int] = ("", 0)) -> Findings:
-    """Runs of all points of findings.toml; `gaps` to all-reduce's 70 % by (algorithm, bits)."""
+@pytest.fixture(scope="module")
+def as_published(tmp_path_factory: pytest.TempPathFactory) -> Findings:
+    """Runs of all points of findings.toml, with Table 1's results."""
+    path = tmp_path_factory.mktemp("runs")
     for point in SweepFile.read(FILE).points():
         config = {key.replace("-", "_"): value for key, value in point.settings.items()}
         bits = CODECS[config["compressor"]][0] if "compressor" in config else 32
-        method = (config["algorithm"], bits)
-        accuracy = 70 - gaps.get(method, 0) + 0.1 * config["seed"]
-        error = {8: 0.01, 4: 0.5, 32: None}[bits]
+        method = config["algorithm"]
+        accuracy = PUBLISHED[method][bits] if method in PUBLISHED else TOLD.get((method, bits), 92.64)
         fabricate.run(
             path / point.name,
-            accuracy=accuracy,
-            diverged_at=15 if method == diverging else None,
-            summary={"compression_error": error},
+            accuracy=None if accuracy is None else accuracy + 0.01 * config["seed"],
+            diverged_at=15 if accuracy is None else None,
+            summary={"compression_error": {8: 0.01, 4: 0.5, 32: None}[bits]},
             **config | DEFAULTS,
         )
     return Findings.of(find([path]))
-
-
-@pytest.fixture(scope="module")
-def as_published(tmp_path_factory: pytest.TempPathFactory) -> Findings:
-    gaps = {(s.algorithm, s.bits): GAPS[s.expects] for s in STATEMENTS}
-    return make(tmp_path_factory.mktemp("runs"), gaps, diverging=("ecd", 4))
 
 
 def test_the_grid_is_what_the_statements_are_about() -> None:
@@ -53,14 +55,12 @@ def test_the_grid_is_what_the_statements_are_about() -> None:
     assert {s.algorithm for s in STATEMENTS} | {"allreduce"} == {algorithm for _, algorithm, _ in cells}
 
 
-def test_statements_hold_where_runs_do_what_they_say(as_published: Findings) -> None:
-    """The papers contradict each other on ECD at 8 bits and DCD at 4: one of the two cannot hold."""
+def test_statements_hold_by_the_published_numbers(as_published: Findings) -> None:
+    """Tang et al. contradict Table 1 on ECD at 8 bits alone: there it is much worse, and they saw no loss."""
     verdicts = judge(as_published)
-    assert len(verdicts) == 2 * (1 + 2 * (len(STATEMENTS) - 1))
-    last = {(s.algorithm, s.bits): s.expects for s in STATEMENTS}
-    for verdict in verdicts:
-        statement = verdict.statement
-        assert verdict.held is (statement.expects == last[statement.algorithm, statement.bits]), verdict
+    assert len(verdicts) == 2 + 4 * 5 + 6
+    wrong = {verdict.statement.text for verdict in verdicts if not verdict.held}
+    assert wrong == {"ECD with 8 bits converges like all-reduce"}
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,19 @@ def test_one_diverged_seed_of_three_is_told_and_two_are_failure(tmp_path: Path) 
                 fabricate.run(where / f"b{seed}", algorithm="dpsgd", nodes=8, seed=seed, diverged_at=at)
             )
         found = Findings.of(runs).behaviour(Cell(8, "dpsgd"))
-        assert found == ("matches" if diverged == 1 else "fails")
+        assert found == ("worse" if diverged == 1 else "fails")
+
+
+def test_a_cell_without_all_seeds_is_not_judged(tmp_path: Path) -> None:
+    for name, seed in (("allreduce", 1), ("allreduce", 2), ("dpsgd", 1)):
+        fabricate.run(tmp_path / f"{name}{seed}", algorithm=name, nodes=8, seed=seed)
+    assert Findings.of(find([tmp_path])).behaviour(Cell(8, "dpsgd")) == "missing"
+
+
+def test_nothing_is_judged_by_an_all_reduce_that_fails(tmp_path: Path) -> None:
+    for name in ("allreduce", "dpsgd"):
+        fabricate.run(tmp_path / name, algorithm=name, nodes=8, accuracy=12.0)
+    assert Findings.of(find([tmp_path])).behaviour(Cell(8, "dpsgd")) == "missing"
 
 
 def test_missing_runs_are_not_judged(tmp_path: Path) -> None:
@@ -104,9 +116,12 @@ def test_the_page_has_every_statement_with_numbers_and_explains_what_did_not_hol
     )
     explanations = re.findall(r"^- \*.*", text, re.M)
     assert len(explanations) == sum(verdict.held is False for verdict in verdicts)
-    assert all("α = 0.01 " in line or "α = 0.5 " in line for line in explanations)
-    dcd = next(line for line in explanations if line.startswith("- *DCD with 4 bits") and "8 nodes" in line)
-    assert "6.83 times (1 − ρ)/(2μ) = 0.0732" in dcd and "Against D-PSGD" in dcd
+    assert all("α = 0.01 " in line for line in explanations)
+    assert "6.83 times (1 − ρ)/(2μ) = 0.0732" in as_published.explanation(Cell(8, "dcd", 4, "l2"))
+    assert "; to D-PSGD 0.28" in text and "D-PSGD, which sends 32 bits, has a gap of 0.00" in text
+    names = re.findall(r"^\| \d+ \|.*\| ([\w.-]+) \|$", text, re.M)
+    points = {point.name.rsplit("-seed")[0] for point in SweepFile.read(FILE).points()}
+    assert set(names) == points
     assert "108 of 108 runs are done, 18.0 hours" in " ".join(text.split())
 
 

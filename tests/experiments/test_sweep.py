@@ -171,6 +171,25 @@ def test_what_cannot_go_on_starts_anew(fake: Sweep) -> None:
     assert fake.starts()[-2:] == [f"{name} --resume", f"{name} --overwrite"]
 
 
+def test_a_crash_after_resuming_keeps_the_checkpoints(fake: Sweep) -> None:
+    name = checkpointed(fake)
+    assert fake.run(allreduce="crash") == 1
+    assert fake.starts()[-1] == f"{name} --resume"
+    assert (fake.out / name / "checkpoint/step-000005/complete").exists()
+    log = (fake.out / name / "log.txt").read_text()
+    assert log.count("something went wrong") == 2
+
+
+def test_a_checkpoint_of_other_settings_is_not_thrown_away(fake: Sweep, tmp_path: Path) -> None:
+    name = checkpointed(fake)
+    changed = write(tmp_path / "b.toml", SMALL.replace("batch-size = 8", "batch-size = 16"))
+    with pytest.raises(UsageError, match="was run with batch-size 8, not 16"):
+        runner.state(SweepFile.read(changed).points(seeds=[1])[0], fake.out)
+    longer = write(tmp_path / "c.toml", f"log-every = 3\n{SMALL}")  # what --resume lets one change
+    assert runner.state(SweepFile.read(longer).points(seeds=[1])[0], fake.out) == "broken off"
+    assert (fake.out / name / "checkpoint/step-000005/complete").exists()
+
+
 def test_a_finished_run_of_other_settings_is_never_mixed_in(fake: Sweep, tmp_path: Path) -> None:
     fake.run()
     changed = write(tmp_path / "b.toml", SMALL.replace("batch-size = 8", "batch-size = 16"))
@@ -307,7 +326,13 @@ def test_the_slurm_script_runs_a_task_and_requeues_it(
 ) -> None:
     monkeypatch.setattr(sys, "prefix", str(tmp_path))  # no virtual environment to activate
     points = SweepFile.read(write(tmp_path / "a.toml")).points()
-    args = Namespace(file=tmp_path / "a.toml", full=False, mpi=True, seeds=[1, 2], set=[("data-dir", "/d e")])
+    args = Namespace(
+        file=tmp_path / "a.toml",
+        full=False,
+        mpi=True,
+        seeds=[1, 2],
+        set=[("data-dir", "/d e"), ("overlap", False)],
+    )
     path = slurm.write(args, points, tmp_path / "out")
     script = path.read_text()
     assert "#SBATCH --array=0-5" in script and "#SBATCH --ntasks=2" in script
@@ -323,8 +348,9 @@ def test_the_slurm_script_runs_a_task_and_requeues_it(
         assert task.poll() is None
     done.touch() if ends == "by itself" else task.send_signal(signal.SIGTERM)
     code = task.wait(60)
-    assert f"--only {points[4].name}" in seen.read_text() and "--set data-dir=/d e" in seen.read_text()
+    assert f"--only {points[4].name}" in seen.read_text() and '--set data-dir="/d e"' in seen.read_text()
     assert "--seeds 1,2" in seen.read_text() and "--mpi" in seen.read_text()
+    assert "--set overlap=false" in seen.read_text()
     assert code == (0 if ends == "by itself" else 138)
     assert requeued.exists() is (ends == "by a signal")
     if requeued.exists():

@@ -6,13 +6,16 @@ import copy
 import io
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import gossip
+from gossip.algorithms import QSGD
 from gossip.errors import (
     CheckpointError,
     DivergedError,
@@ -21,6 +24,7 @@ from gossip.errors import (
     WatchdogError,
 )
 from gossip.hooks import UNSTEPPED
+from gossip.spec import make_topology
 from tests.training import Net, backward_in_parts, batches, flat, sgd, train
 
 METHODS = ["local", "allreduce", "dpsgd", "dcd", "ecd", "choco", "deepsqueeze", "naive"]
@@ -676,6 +680,68 @@ def test_a_state_of_another_run_is_refused(field: str, options: dict[str, Any]) 
 
     with pytest.raises(CheckpointError, match=f"written with {field} = "):
         gossip.launch(load, 4)
+
+
+@pytest.mark.parametrize(
+    ("field", "other"),
+    [
+        ("layout", lambda: Net().to(memory_format=torch.channels_last)),  # type: ignore[call-overload]
+        ("optimizer", lambda: Net()),
+    ],
+)
+def test_a_state_of_another_layout_or_momentum_is_refused(field: str, other: Callable[[], nn.Module]) -> None:
+    def load() -> None:
+        model, changed = Net(), other()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        state = gossip.join(model, optimizer, algorithm="dgc").state_dict()
+        momentum = 0.9 if field == "layout" else 0.0
+        optimizer = torch.optim.SGD(changed.parameters(), lr=0.1, momentum=momentum)
+        gossip.join(changed, optimizer, algorithm="dgc").load_state_dict(state)
+
+    with pytest.raises(CheckpointError, match=f"written with {field} = "):
+        gossip.launch(load, 2)
+
+
+def test_a_join_that_fails_gives_the_optimizer_its_momentum_back() -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with pytest.raises(UsageError):
+        gossip.join(model, optimizer, algorithm="dgc", trace=Path(__file__) / "trace.json")
+    assert optimizer.param_groups[0]["momentum"] == 0.9
+
+
+def test_options_of_objects_are_checked_too() -> None:
+    model = Net()
+    with pytest.raises(UsageError, match="choose 'auto' or 'all' or 'scatter'"):
+        gossip.join(model, sgd(model), algorithm=QSGD(gather="scater"))  # type: ignore[arg-type]
+
+
+def test_a_sparse_gradient_is_refused_by_name() -> None:
+    model = nn.Embedding(5, 3, sparse=True)
+    node = gossip.join(model, sgd(model), algorithm="allreduce")
+    with pytest.raises(UsageError, match="'weight' is sparse"):
+        model(torch.tensor([1])).sum().backward()
+        node.wait()
+
+
+def test_a_graph_that_is_not_used_is_told() -> None:
+    def join() -> None:
+        model = Net()
+        gossip.join(model, sgd(model), algorithm="allreduce", topology="complete")
+
+    with pytest.warns(UserWarning, match="allreduce does not use a graph: complete is ignored"):
+        gossip.launch(join, 2)
+
+
+def test_a_matrix_whose_columns_do_not_sum_to_1_is_told() -> None:
+    W = np.array([[0.5, 0.5], [0.2, 0.8]])
+
+    def join() -> None:
+        model = Net()
+        gossip.join(model, sgd(model), algorithm="dpsgd", topology=make_topology(W, 2))
+
+    with pytest.warns(UserWarning, match="weighted mean"):
+        gossip.launch(join, 2)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,19 @@ from tests.mpirun import mpirun, needs_mpi
 @pytest.mark.mpi
 @pytest.mark.parametrize("n", (2, 3, 5, 8))
 def test_mpi_equals_virtual_nodes(n: int) -> None:
-    job = mpirun(n, "-m", "tests.mpi.method_laws", timeout=240)
+    _equal(n)
+
+
+@needs_mpi
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_a_rank_that_is_20_seconds_late_is_waited_for() -> None:
+    """With all time-outs as they are by default: none is shorter, down to those of MPI."""
+    _equal(3, LATE="20")
+
+
+def _equal(n: int, **env: str) -> None:
+    job = mpirun(n, "-m", "tests.mpi.method_laws", timeout=240, env=env)
     assert job.returncode == 0, job.output
     over_mpi, virtual = json.loads(job.stdout), gossip.launch(results, n)
     assert len(over_mpi) == n

@@ -737,7 +737,7 @@ def scale(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 REFUSED: dict[str, tuple[Callable[[nn.Module, torch.optim.Optimizer], object], str]] = {
     "clip_grad_norm_": (lambda m, o: nn.utils.clip_grad_norm_(m.parameters(), 1.0), "clip_grad_norm_"),
     "clip_grad_value_": (lambda m, o: nn.utils.clip_grad_value_(m.parameters(), 1.0), "still on their way"),
-    "GradScaler": (scale, "GradScaler"),
+    "GradScaler": (scale, "still on their way"),
     "two optimizers": (lambda m, o: sgd(m).step(), "a second optimizer"),
     "closure": (lambda m, o: o.step(lambda: 0.0), "closure"),
     "second backward": (

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor
 
 import gossip
@@ -28,14 +29,23 @@ def spent(seconds: float, saved_bytes: int) -> Stats:
 def test_a_codec_that_takes_longer_than_the_bytes_it_saves_is_told(seconds: float) -> None:
     stats = spent(seconds, saved_bytes=1_000_000_000)
     break_even = 1e9 / seconds  # bytes/s
-    assert stats.compression_loss(0.99 * break_even) is None
-    said = stats.compression_loss(1.01 * break_even)
+    assert stats.compression_loss(stats.saved_bytes, 0.99 * break_even) is None
+    said = stats.compression_loss(stats.saved_bytes, 1.01 * break_even)
     assert said is not None and "more time than it saved" in said
 
 
-def test_nothing_is_told_without_a_known_link_or_without_a_compressor() -> None:
-    assert spent(10.0, 1_000).compression_loss(0.0) is None
-    assert spent(10.0, 0).compression_loss(1e9) is None
+def test_nothing_is_told_without_a_known_link() -> None:
+    assert spent(10.0, 1_000).compression_loss(1_000, 0.0) is None
+    assert "the 0 MB saved" in str(spent(10.0, 1_000).compression_loss(-5, 1e9))
+
+
+def test_an_error_that_overflows_does_not_count() -> None:
+    stats = Stats()
+    stats.sample_error(torch.tensor([1e30, 1.0]), torch.zeros(2))
+    assert stats.take()["compression_error"] is None
+    stats.sample_error(torch.tensor([1e30, 1.0]), torch.zeros(2))
+    stats.sample_error(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 0.0]))
+    assert stats.take()["compression_error"] == pytest.approx(0.8)
 
 
 @pytest.mark.parametrize("codec", ("fp16", "qsgd:bits=8", "sign", "topk:ratio=0.25"))

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import time
 import warnings
 
 import gossip
@@ -17,6 +19,10 @@ from gossip.algorithms import ALGORITHMS
 from tests.quadratics import loop, start
 
 STEPS = 8
+LATE = float(os.environ.get("LATE", "0"))
+"""Seconds that rank 1 rests before its first step with some of the methods."""
+
+RESTS = ("dcd", "allreduce")
 CODEC = {"ecd": "grid", "choco": "topk:ratio=0.25"}
 POINT_TO_POINT = (
     *("local", "dpsgd", "naive", "dcd", "ecd", "choco", "deepsqueeze", "plump"),
@@ -36,6 +42,8 @@ def final_parameters(spec: str) -> list[float]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         node = gossip.join(model, optimizer, algorithm=spec, compressor=codec)
+    if node.rank == 1 and spec in RESTS:
+        time.sleep(LATE)
     loop(node, model, optimizer, range(STEPS))
     node.finish()
     values: list[float] = model.flat().tolist()
