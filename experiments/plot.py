@@ -18,6 +18,9 @@ from gossip.errors import UsageError
 # Okabe and Ito's palette can be told apart with any kind of colour vision; the dashes help without colour.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", "--", "-.", ":")
+NARROW = 48
+"""Labels of so many characters fit into the legend side by side."""
+
 MARKED = 30
 """A line of so few points has each marked."""
 
@@ -71,7 +74,8 @@ def draw_comparison(
     new_figure = figure_maker()
     if new_figure is None:
         return False
-    rows = -(-len(curves) // 2)  # of the legend
+    columns = 2 if max(len(each.label) for each in curves) <= NARROW else 1  # of the legend
+    rows = -(-len(curves) // columns)
     figure = new_figure(figsize=(9, 6.4 + 0.22 * rows), layout="constrained")
     axes = list(figure.subplots(2, 2).flat)
     sides: list[tuple[str, Callable[[Point], float]]] = [
@@ -93,7 +97,7 @@ def draw_comparison(
         distance.set_yscale("log")
     finish(axes, legend=False)
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
     figure.savefig(path, dpi=150)
     return True
 
