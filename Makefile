@@ -7,19 +7,22 @@ VENV := .venv
 STAMP := $(VENV)/.set-up
 IN_VENV := . $(VENV)/bin/activate &&
 
-.PHONY: help quickstart findings test lint clean
+.PHONY: help venv quickstart findings test lint clean
 
 help:
 	@echo 'make quickstart   train ResNet-20 on 8 MPI ranks in a ring: DCD with 8-bit messages, built-in data'
 	@echo 'make findings     the papers'"'"' statements about convergence, judged by 108 short runs (DATA=data: CIFAR-10)'
 	@echo 'make test         the test suite'
 	@echo 'make lint         ruff and mypy'
+	@echo 'make venv         nothing but the environment'
 	@echo 'make clean        remove .venv and caches; runs/ and data/ stay'
 	@echo
 	@echo 'Each sets up .venv when it is missing or older than what it is made from.'
 	@echo 'On Linux PyPI serves torch with CUDA (gigabytes). For the CPU build give its index to pip:'
 	@echo '    PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make quickstart'
 	@echo 'Another interpreter: make quickstart PYTHON=python3.12'
+
+venv: $(STAMP)
 
 quickstart: $(STAMP)
 	$(IN_VENV) mpirun -n 8 python -m experiments.train \

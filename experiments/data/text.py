@@ -97,7 +97,8 @@ class Text:
             stream = self._read(path)
             first, second = (len(stream) * percent // 100 for percent in PERCENT)
             parts = [stream[:first], stream[first:second], stream[second:]]
-            origin = f"the first {PERCENT[0]}, next {PERCENT[1] - PERCENT[0]} and last % of {path.name}"
+            shares = PERCENT[0], PERCENT[1] - PERCENT[0], 100 - PERCENT[1]
+            origin = "the first {}, next {} and last {} % of {}".format(*shares, path.name)
         if min(map(len, parts)) < 2:
             sizes = " + ".join(str(len(part)) for part in parts)
             raise UsageError(

@@ -22,6 +22,7 @@ from experiments.netlab.sweep import Sweep
 from gossip import units
 from gossip.cli import ArgumentParser, non_negative_int, positive_float, positive_int, run
 from gossip.errors import UsageError
+from gossip.files import writing
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,9 @@ class Defaults:
     settings: tuple[str, ...]
     rates: tuple[float, ...]
 
+
+SLOWEST, LONGEST = 1e4, 60.0
+"""bit/s and seconds beyond which nothing can be measured in anybody's time."""
 
 FULL = Defaults(
     bandwidths=("1.4Gbit", "100Mbit", "20Mbit", "5Mbit"),
@@ -69,12 +73,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         isolation.set_up()
         return _measure(results, sweep, benchmark)
     requirements.check(args.out)
-    if results.path.exists() and not args.overwrite:
-        raise UsageError(f"{args.out} holds results already: give another --out, or --overwrite.")
-    report.remove(args.out)
-    args.out.mkdir(parents=True, exist_ok=True)
+    with writing(args.out):
+        args.out.mkdir(parents=True, exist_ok=True)
+        there = report.files(args.out)
+        if there and not args.overwrite:
+            names = ", ".join(file.name for file in there)
+            raise UsageError(f"{args.out} holds {names} already: give another --out, or --overwrite.")
+        for file in there:
+            file.unlink()
     seconds = sum(part.estimate() for part in (sweep, benchmark) if part is not None)
-    say(f"about {seconds / 60:.0f} minutes; log: {args.out / 'log.txt'}")
+    say(f"about {max(1, round(seconds / 60))} minutes; log: {args.out / 'log.txt'}")
     code = isolation.run([sys.executable, "-m", "experiments.netlab", *words])
     if results.path.exists():
         _report(args.out)
@@ -95,6 +103,8 @@ def _measure(results: Results, sweep: Sweep | None, benchmark: Goodput | None) -
 def _report(folder: Path) -> int:
     """Tables and pictures; prints the judgements."""
     results = Results.load(folder)
+    if not isinstance(results.about, dict) or "command" not in results.about:
+        raise UsageError(f"{folder}/results.json says nothing about its measurements: it is not complete.")
     for heading, found in report.verdicts(results).items():
         say(f"{heading}:")
         for verdict in found:
@@ -202,8 +212,13 @@ def _sweep(args: argparse.Namespace) -> Sweep | None:
     if models.name_of(args.model) not in models.IMAGE_MODELS:
         raise UsageError(f"--model {args.model}: choose one for images, such as resnet20.")
     bandwidths = [units.bandwidth(text) for text in args.bandwidths or defaults.bandwidths]
-    latencies = [units.duration(text) for text in args.latencies or defaults.latencies]
-    jitter, congestion = units.duration(args.jitter), _congestions(args)[0]
+    if min(bandwidths) < SLOWEST:
+        raise UsageError(f"--bandwidths: give {units.show_bandwidth(SLOWEST)} or more.")
+    latencies = [_delay("--latencies", text) for text in args.latencies or defaults.latencies]
+    jitter, congestion = _delay("--jitter", args.jitter), _congestions(args)[0]
+    slow = [_slow(text, hosts) for text in args.slow]
+    if len(dict(slow)) < len(slow):
+        raise UsageError("--slow: a host is named twice.")
     return Sweep(
         hosts=hosts,
         networks=tuple(Network(b, latency, jitter, congestion) for b in bandwidths for latency in latencies),
@@ -212,7 +227,7 @@ def _sweep(args: argparse.Namespace) -> Sweep | None:
             model=args.model,
             batch_size=args.batch_size,
             seconds=_compute(args.compute),
-            slow=tuple(_slow(text, hosts) for text in args.slow),
+            slow=tuple(slow),
         ),
         seconds=defaults.seconds if args.seconds is None else args.seconds,
         loss_steps=defaults.loss_steps if args.loss_steps is None else args.loss_steps,
@@ -223,8 +238,17 @@ def _compute(text: str) -> float | None:
     if text == "real":
         return None
     seconds = units.duration(text)
-    if not seconds > 0:
-        raise UsageError(f"--compute {text}: give a time above 0, such as 135ms, or real.")
+    if not 0 < seconds <= LONGEST:
+        raise UsageError(
+            f"--compute {text}: give a time above 0, up to {LONGEST:g} s, such as 135ms, or real."
+        )
+    return seconds
+
+
+def _delay(option: str, text: str) -> float:
+    seconds = units.duration(text)
+    if seconds > LONGEST:
+        raise UsageError(f"{option} {text}: give up to {LONGEST:g} s, such as 5ms.")
     return seconds
 
 
@@ -234,8 +258,8 @@ def _slow(text: str, hosts: int) -> tuple[int, float]:
         slow = int(host), float(factor)
     except ValueError:
         slow = -1, 0.0
-    if not (0 <= slow[0] < hosts and slow[1] >= 1):
-        raise UsageError(f"--slow {text}: give HOST:FACTOR, a host from 0 to {hosts - 1} and 1 or more: 3:2.")
+    if not (0 <= slow[0] < hosts and 1 <= slow[1] <= 1000):
+        raise UsageError(f"--slow {text}: give HOST:FACTOR, a host from 0 to {hosts - 1} and 1 to 1000: 3:2.")
     return slow
 
 

@@ -2,7 +2,7 @@
 
 Every host of a ring sends a payload to both neighbours and receives one from each, through the framework's
 own transport, at several rates. Headers of TCP and IP alone take 3.5 % of the rate. Open MPI's defaults get
-little more than half, for a reason that its sources and these settings show:
+about half, for a reason that its sources and these settings show:
 
 - A message above `btl_tcp_eager_limit` (64 KiB) is announced, its receiver consents, and then it is sent, as
   one PUT. Two ranks share one TCP connection for both directions, and on it messages go whole, in order. So

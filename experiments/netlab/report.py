@@ -25,11 +25,10 @@ def write(results: Results) -> list[Path]:
     return [summary, *pictures]
 
 
-def remove(folder: Path) -> None:
-    """Take away what `write` and the measurements have written there."""
+def files(folder: Path) -> list[Path]:
+    """What `write` and the measurements write there, as far as it exists."""
     names = ("results.json", "log.txt", SUMMARY, *(f"{name}.png" for name in figures.PICTURES))
-    for name in names:
-        (folder / name).unlink(missing_ok=True)
+    return [folder / name for name in names if (folder / name).exists()]
 
 
 def verdicts(results: Results) -> dict[str, list[Verdict]]:
@@ -53,7 +52,7 @@ def _of_the_sweep(results: Results) -> dict[str, list[Verdict]]:
 def _summary(results: Results, pictures: Iterable[Path]) -> Iterator[str]:
     about = results.about
     yield "# The network laboratory\n"
-    took = f"took {about['minutes']:.0f} minutes" if "minutes" in about else "broken off"
+    took = f"took {about['minutes']:.3g} minutes" if "minutes" in about else "broken off"
     yield f"`{about['command']}`, started {about['started']}, {took}.\n"
     yield (
         f"{about['cores']} cores, {about['platform']}, torch {about['torch']}; load before the start "

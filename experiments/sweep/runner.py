@@ -205,7 +205,8 @@ class Runner:
         """Let the runs write checkpoints; a second signal, or patience at its end, ends them at once."""
         asked = interrupts.count
         names = ", ".join(attempt.point.name for attempt in self._running)
-        self._say(f"stopping after a checkpoint: {names or 'nothing runs'}. Once more to end at once.")
+        self._say(f"stopping, with checkpoints where steps were made: {names or 'nothing runs'}.")
+        self._say("Once more to end at once.")
         for attempt in self._running:
             attempt.job.ask_to_stop()
         deadline = time.monotonic() + GRACE_SECONDS

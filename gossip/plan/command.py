@@ -68,8 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Print the ranking. Raises UsageError."""
     link, compute = _link(args), units.duration(args.compute)
-    if args.nodes < 1:
-        raise UsageError(f"--nodes {args.nodes}: give 1 or more.")
+    if not 1 <= args.nodes <= MOST_NODES:
+        raise UsageError(f"--nodes {args.nodes}: give 1 to {MOST_NODES}.")
     model = from_spec(args.model) if args.model else matrix(args.parameters)
     algorithms = args.algorithm or [
         name for name in ranking.ALGORITHMS if args.model or name not in OF_SHAPES
@@ -139,10 +139,16 @@ def _link(args: argparse.Namespace) -> Link:
     return Link(units.bandwidth(args.bandwidth), units.duration(args.latency))
 
 
+MOST_PARAMETERS, MOST_NODES = 1e13, 2048
+"""Of a mixing matrix all n² weights are made."""
+
+
 def matrix(values: float) -> nn.Module:
     """A model that is one matrix of so many values, as square as can be, on the meta device."""
-    if not (math.isfinite(values) and values >= 1 and values == int(values)):
-        raise UsageError(f"--parameters {values:g}: give a whole number, such as 25.6e6.")
+    if not (1 <= values <= MOST_PARAMETERS and values == int(values)):
+        raise UsageError(
+            f"--parameters {values:g}: give a whole number up to {MOST_PARAMETERS:g}, such as 25.6e6."
+        )
     n = int(values)
     rows = next(k for k in range(math.isqrt(n), 0, -1) if n % k == 0)
     return nn.Linear(n // rows, rows, bias=False, device="meta")
@@ -158,8 +164,8 @@ def from_spec(spec: str) -> nn.Module:
             model = make(*([argument] if argument else []))
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise UsageError(
-            f"--model {spec}: {error}. Give what makes the model, such as torchvision.models:resnet50 or "
-            "experiments.models:build:resnet20, or --parameters 25.6e6."
+            f"--model {spec}: {error}. Give what makes the model, such as experiments.models:build:resnet20 "
+            "or (pip install torchvision) torchvision.models:resnet50, or --parameters 25.6e6."
         ) from None
     if not isinstance(model, nn.Module):
         raise UsageError(f"--model {spec} makes a {type(model).__name__}, not a torch module.")

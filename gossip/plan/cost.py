@@ -53,6 +53,10 @@ class Exchange:
     degree: int
     seconds: float
 
+    def __post_init__(self) -> None:
+        if not (self.size > 0 and self.degree > 0 and 0 < self.seconds < math.inf):
+            raise ValueError(f"size, degree and seconds are above 0, not {self}")
+
 
 @dataclass(frozen=True)
 class Link:

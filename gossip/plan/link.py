@@ -16,12 +16,14 @@ from pathlib import Path
 import torch
 
 from gossip import transport, units
+from gossip.cli import positive_float
 from gossip.errors import GossipError, UsageError
+from gossip.files import writing
 from gossip.flat import even_parts
 from gossip.plan.cost import Exchange, Link
 from gossip.transport.base import Pending, Receipt, Transport
 
-SMALL, LARGE = 1 << 10, 1 << 20
+SMALL, LARGE, LARGEST = 1 << 10, 1 << 20, 2e9
 REPEATS = 5
 TIMEOUT, SLOWEST = 120.0, 1e6
 """A message is waited for so many seconds, and as long as it takes at so many bit/s besides."""
@@ -85,9 +87,10 @@ def load(path: Path) -> Link:
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
         return Link.measure(*(Exchange(**facts[name]) for name in ("small", "large")))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, UsageError) as error:
+        why = "it is no text" if isinstance(error, UnicodeDecodeError) else f"{type(error).__name__}: {error}"
         raise UsageError(
-            f"--link {path}: {error!r}. Give a file from mpirun … python -m gossip link --out FILE."
+            f"--link {path}: {why}. Give a file from mpirun … python -m gossip link --out FILE."
         ) from None
 
 
@@ -95,7 +98,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``link``."""
     parser.add_argument("--out", type=Path, metavar="FILE", help="for python -m gossip plan --link FILE")
     parser.add_argument(
-        "--large", type=float, default=LARGE, metavar="BYTES", help="length of the long message (%(default)s)"
+        "--large",
+        type=positive_float,
+        default=LARGE,
+        metavar="BYTES",
+        help="of the long message (%(default)s)",
     )
 
 
@@ -104,6 +111,11 @@ def run(args: argparse.Namespace) -> None:
     world = transport.world()
     if world.size < 2:
         raise UsageError("a link joins two: mpirun -n 4 --host … python -m gossip link (one rank per host).")
+    if not 2 * SMALL <= args.large <= LARGEST:
+        raise UsageError(f"--large {args.large:g}: give {2 * SMALL} to {LARGEST:g} bytes.")
+    if args.out is not None and world.rank == 0:
+        with writing(args.out):
+            args.out.touch()
     small, large = measure(world, large=int(args.large))
     if world.rank == 0:
         link = Link.measure(small, large)

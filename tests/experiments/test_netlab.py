@@ -24,7 +24,7 @@ from experiments.netlab.jobs import Job
 from experiments.netlab.methods import METHODS, with_graph
 from experiments.netlab.network import Network
 from experiments.netlab.results import Results
-from gossip.errors import UsageError
+from gossip.errors import UsageError, WriteError
 from gossip.plan import cost, ranking, trips
 from gossip.plan.cost import Link
 from gossip.spec import make_topology
@@ -378,6 +378,11 @@ def test_the_relays_own_time_is_taken_off() -> None:
         (["--model", "resnet21"], "resnet"),
         (["--model", "lstm"], "for images"),
         (["--compute", "0ms"], "above 0"),
+        (["--compute", "99999999999s"], "up to 60 s"),
+        (["--latencies", "99999999999s"], "up to 60 s"),
+        (["--bandwidths", "1bit"], "10 kbit/s or more"),
+        (["--slow", "1:inf"], "1 to 1000"),
+        (["--slow", "1:2", "1:3"], "named twice"),
     ],
 )
 def test_what_cannot_be_swept(words: list[str], says: str, tmp_path: Path) -> None:
@@ -406,10 +411,15 @@ def test_results_are_not_overwritten_by_accident(
     results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(requirements, "check", lambda *outputs: None)
-    (tmp_path / "results.json").write_text("mine")
-    with pytest.raises(UsageError, match="--overwrite"):
-        command.main(["goodput", "--out", str(tmp_path)])
-    assert (tmp_path / "results.json").read_text() == "mine"
+    for name in ("results.json", "loss.png", "log.txt"):
+        folder = tmp_path / name.partition(".")[0]
+        folder.mkdir()
+        (folder / name).write_text("mine")
+        with pytest.raises(UsageError, match=f"{name} already: give another --out, or --overwrite"):
+            command.main(["goodput", "--out", str(folder)])
+        assert (folder / name).read_text() == "mine"
+    with pytest.raises(WriteError, match="cannot be written"):
+        command.main(["goodput", "--out", str(tmp_path / "log" / "log.txt")])
 
 
 @pytest.mark.parametrize("quick", [True, False])

@@ -343,6 +343,14 @@ def test_a_measured_link_takes_the_place_of_the_flags(
     assert loaded.bandwidth == pytest.approx(LINKS[0].bandwidth * LINKS[0].goodput)
 
 
+GOOD = json.dumps(
+    {
+        "small": {"size": 1024, "degree": 2, "seconds": 0.01},
+        "large": {"size": 1 << 20, "degree": 2, "seconds": 0.5},
+    }
+)
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -352,6 +360,8 @@ def test_a_measured_link_takes_the_place_of_the_flags(
         (("--link", "x", "--latency", "5ms"), "leave the two out"),
         (("--bandwidth", "fast", "--latency", "5ms"), "100Mbit"),
         (("--bandwidth", "1Mbit", "--latency", "5ms", "--nodes", "0"), "--nodes"),
+        (("--bandwidth", "1Mbit", "--latency", "5ms", "--nodes", "100000"), "--nodes"),
+        (("--bandwidth", "1Mbit", "--latency", "5ms", "--parameters", "1e40"), "whole number"),
         (("--bandwidth", "1Mbit", "--latency", "5ms", "--parameters", "1.5"), "whole number"),
         (
             ("--bandwidth", "1Mbit", "--latency", "5ms", "--topology", "hypercube", "--nodes", "7"),
@@ -366,6 +376,18 @@ def test_a_measured_link_takes_the_place_of_the_flags(
 def test_what_cannot_be_planned(words: tuple[str, ...], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=says):
         run(*PLAN, *words, monkeypatch=monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, "{}", '{"small": 1}', GOOD.replace("0.5", "NaN"), GOOD.replace("1024", "-1024")]
+)
+def test_a_broken_link_file_is_named(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "link.json"
+    file.write_text(GOOD)
+    assert link.load(file).measured
+    file.write_text(text)
+    with pytest.raises(UsageError, match=f"--link {file}: "):
+        link.load(file)
 
 
 def test_models_by_name() -> None:
