@@ -27,7 +27,6 @@ FILES = (
     "training.png",
     "consensus.png",
     "summary.json",
-    "exported.pt",
     "config.toml",
 )
 
@@ -70,7 +69,7 @@ class RunFolder:
         except OSError as error:
             raise UsageError(f"--out {self.path} cannot be made: {error.strerror}") from None
         shutil.rmtree(self.checkpoints, ignore_errors=True)
-        for name in FILES:  # the config last: if this is broken off, the folder is still one of a run
+        for name in ("exported.pt", *FILES):  # the config last: broken off, it is still a run's folder
             (self.path / name).unlink(missing_ok=True)
 
     def rewind(self, step: int) -> None:
