@@ -78,8 +78,9 @@ def _signals_as_exceptions() -> Iterator[None]:
     def handle(number: int, frame: FrameType | None) -> NoReturn:
         raise _Signalled(number)
 
-    stopping = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    heard = [s for s in stopping if signal.getsignal(s) is not signal.SIG_IGN]  # nohup ignores SIGHUP
+    heard = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup's
+        heard.append(signal.SIGHUP)
     before = {s: signal.signal(s, handle) for s in heard}
     try:
         yield
