@@ -12,11 +12,10 @@ import os
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from experiments import plot
 from experiments.curves import MB, Group, Spread, curve, group
-from experiments.runs import IMMATERIAL, Run, find
+from experiments.runs import IMMATERIAL, Run, find, flag
 from gossip.errors import UsageError
 
 NONE = "–"
@@ -121,14 +120,8 @@ def as_markdown(head: Row, rows: Sequence[Row], groups: Sequence[Group], relativ
 def _command(run: Run) -> str:
     """Its settings as flags, into a folder of its own: what was typed may have resumed or overwritten one."""
     launcher, *_ = str((run.summary or {}).get("command") or "").partition("python -m")
-    flags = (_flag(key, value) for key, value in run.config.items() if key not in IMMATERIAL)
+    flags = (flag(key, value) for key, value in run.config.items() if key not in IMMATERIAL)
     return f"{launcher}python -m experiments.train {shlex.join(flags)}"
-
-
-def _flag(key: str, value: Any) -> str:
-    if isinstance(value, bool):
-        return f"--{key}" if value else f"--no-{key}"
-    return f"--{key}={value}"
 
 
 def _wrap(text: str, width: int) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import torch
 
 import gossip
-from experiments import toml, workloads
+from experiments import runs, toml, workloads
 from experiments.runfolder import RunFolder
 from gossip import cli
 from gossip.agreement import agree
@@ -273,10 +273,9 @@ def _flag(name: str, value: object, action: argparse.Action, file: Path) -> str:
     if isinstance(action, argparse.BooleanOptionalAction):
         if not isinstance(value, bool):
             raise UsageError(f"{file}: {name} = {value!r}: write true or false")
-        return f"--{name}" if value else f"--no-{name}"
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
+    elif isinstance(value, bool) or not isinstance(value, str | int | float):
         raise UsageError(f"{file}: {name} = {value!r}: write a number or a string")
-    return f"--{name}={value}"
+    return runs.flag(name, value)
 
 
 def to_toml(args: argparse.Namespace) -> str:

@@ -22,6 +22,13 @@ FOR_SPEED = frozenset({"threads", "device", "overlap"})
 """Settings that change how long it takes, but not what is computed (up to rounding)."""
 
 
+def flag(key: str, value: Any) -> str:
+    """A setting as one types it: ``--lr=0.1``, ``--overlap``, ``--no-overlap``."""
+    if isinstance(value, bool):
+        return f"--{key}" if value else f"--no-{key}"
+    return f"--{key}={value}"
+
+
 def read_summary(path: Path) -> dict[str, Any] | None:
     """A run's summary.json; None while it has none."""
     try:

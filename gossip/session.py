@@ -516,8 +516,8 @@ class Session:
         """
         sizes = [bucket.size for bucket in self._flat.buckets]
         adopted = [str(self._adoption.of(p) or "") for p in self._flat.names]
-        names_shapes_strides = repr((self._flat.signature(), sizes, adopted))
-        layout = hashlib.sha256(names_shapes_strides.encode()).hexdigest()[:16]
+        parts = repr((self._flat.signature(), sizes, adopted))
+        layout = hashlib.sha256(parts.encode()).hexdigest()[:16]
         return {
             "algorithm": str(self.algorithm),
             "compressor": str(self.compressor),

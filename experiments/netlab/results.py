@@ -59,7 +59,10 @@ class Results:
         """What was saved in `folder`. Raises UsageError."""
         path = folder / "results.json"
         try:
-            return cls(path, **json.loads(path.read_text(encoding="utf-8")))
+            found = cls(path, **json.loads(path.read_text(encoding="utf-8")))
+            if "command" not in found.about:
+                raise ValueError("they do not say what was measured")
+            return found
         except (OSError, ValueError, TypeError) as error:
             raise UsageError(f"{folder} holds no results of the network laboratory: {error}") from None
 
