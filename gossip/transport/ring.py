@@ -6,10 +6,10 @@ more the means go around. Message k + 1 leaves a node when message k has come fr
 Distrib. Comput. 69, 2009).
 
 Why not MPI's: Open MPI's Iallreduce lets pairs of nodes exchange halves, then quarters, and so on, with
-another node each time and both ways. On links of 5 to 20 Mbit/s among 8 hosts that took 1.4 to 2 times as
-long, with round trips of 0.4 s: TCP's acknowledgements queue behind the data of the other direction. But it
-takes 2 log₂ n messages one after the other in place of 2(n−1), which counts for short vectors and many nodes,
-and inside one host, where nothing queues, it is quicker: a step of ResNet-20 by 3 % (4 ranks on 2 cores).
+another node each time and both ways. On links of 5 Mbit/s among 8 hosts that took 1.6 to 2 times as long, of
+20 Mbit/s 1 to 1.35 times (docs/netlab.md). But it takes 2 log₂ n messages one after the other in place of
+2(n−1), which counts for short vectors, many nodes and fast networks. Inside one host, too, it is quicker: a
+step of ResNet-20 by 3 % (4 ranks on 2 cores).
 """
 
 from __future__ import annotations
