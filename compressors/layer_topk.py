@@ -46,7 +46,6 @@ class LayerTopK(SparseCompressor):
     sizes: tuple[int, ...] = ()
 
     paper = "Lin et al. 2018, arXiv 1712.01887"
-    fixed_size = False
 
     def __post_init__(self) -> None:
         self._topk()  # checks ratio and threshold
@@ -55,6 +54,10 @@ class LayerTopK(SparseCompressor):
                 f"layer-topk: indices={self.indices} given; runs or uint32 fits, e.g. layer-topk:indices=runs"
             )
         object.__setattr__(self, "sizes", tuple(self.sizes))
+
+    @property
+    def fixed_size(self) -> bool:  # type: ignore[override]
+        return self.threshold == "exact" and self.indices == "uint32" and self.values.fixed_size
 
     def for_segments(self, sizes: Sequence[int]) -> LayerTopK:
         return replace(self, sizes=tuple(sizes))

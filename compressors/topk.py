@@ -27,7 +27,7 @@ class TopK(SparseCompressor):
     threshold=exact sends exactly k values. threshold=sampled is DGC's way: the threshold comes from a strided
     sample with random start, of which it keeps the share `ratio` and `MARGIN` standard deviations more; of
     the values at or above it, usually some more than k, the exact top k are sent. It compares each value once
-    where exact selection sorts, and may send fewer than k values, at least one.
+    where exact selection sorts, and may send fewer than k values, at least one; of zeros only that one.
 
     Bytes: see sparse.py; count = k if exact, 1..k if sampled.
     """
@@ -68,7 +68,8 @@ class TopK(SparseCompressor):
         sample = magnitudes(x[derive_key(key, 1) % stride :: stride])
         share = kept(sample.numel(), self.ratio)
         rank = min(sample.numel(), share + round(MARGIN * share**0.5))
-        return _at_most(k, *at_least(x, kth_largest(sample, rank)))
+        index, values = at_least(x, kth_largest(sample, rank).clamp_(min=1))  # zeros need no telling
+        return _at_most(k, index, values) if index.numel() else (index.new_zeros(1), x[:1])
 
     def contraction_gamma(self) -> float:
         """4 ratio, at most 1: by Koloskova et al. 2020 (arXiv 1907.09356) 0.04 is tuned for the top 1 %."""

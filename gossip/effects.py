@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gossip.transport.base import MeanResult, Receipt, Transport, Wake, as_bytes, from_bytes
+from gossip.transport.base import (
+    MeanResult,
+    Receipt,
+    Transport,
+    Wake,
+    as_bytes,
+    from_bytes,
+    mean_bytes,
+    mean_messages,
+)
 
 if TYPE_CHECKING:
     from compressors import Compressor
@@ -313,6 +322,7 @@ class Node:
         if self.channel is None:
             raise TypeError("a method that calls node.mean() declares the lengths in Algorithm.means(node)")
         start = time.perf_counter()
+        self.outbox.count(mean_bytes(v.numel(), self.size), mean_messages(self.size))
         return Mean(self.transport.start_mean(v, self.channel, self.wake), self, start)
 
     # -- for the engine ----------------------------------------------------------------------------
@@ -324,10 +334,15 @@ class Node:
 
     def _post(self, e: Expect) -> Posted:
         codec, size = self.reads(e)
-        most = 4 * size if codec is None else codec.max_bytes(size)
-        return Posted(self.transport.expect(e.frm, self.tag + e.slot, most, self.wake), codec, size)
+        receipt = self.transport.expect(e.frm, self.tag + e.slot, self.most_bytes(e), self.wake)
+        return Posted(receipt, codec, size)
 
     def reads(self, e: Expect) -> tuple[Compressor | None, int]:
         """The codec of a declared message (None: float32) and its number of values."""
         codec = None if e.exact else self.compressor if e.codec is None else e.codec
         return codec, self.n if e.size is None else e.size
+
+    def most_bytes(self, e: Expect) -> int:
+        """The length of a declared message, or the most that it can be."""
+        codec, size = self.reads(e)
+        return 4 * size if codec is None else codec.max_bytes(size)

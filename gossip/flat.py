@@ -112,7 +112,6 @@ class FlatModel:
         device = next(iter(self.names)).device
         self.size = sum(p.numel() for p in self.names)
         self.vector = torch.empty(self.size, dtype=torch.float32, device=device)
-        self.gradient: Tensor | None = None
         self.offset: dict[nn.Parameter, int] = {}
         position = 0
         for p in self.names:
@@ -200,23 +199,21 @@ class FlatModel:
 
     # -- gradients ---------------------------------------------------------------------------------
 
-    def need_gradient(self) -> Tensor:
-        """The flat gradient, float32 [size], made on first use."""
-        if self.gradient is None:
-            self.gradient = torch.zeros_like(self.vector)
-            self._gradients = {p: self.view(self.gradient, p) for p in self.names}
-        return self.gradient
+    @cached_property  # parameter methods need none
+    def gradient(self) -> Tensor:
+        """The flat gradient, float32 [size]."""
+        return torch.zeros_like(self.vector)
 
-    def gradient_of(self, p: nn.Parameter) -> Tensor:
-        """The place of the gradient of `p` in the flat gradient."""
-        self.need_gradient()
-        return self._gradients[p]
+    @cached_property
+    def gradients(self) -> dict[nn.Parameter, Tensor]:
+        """The place of each parameter's gradient in the flat gradient."""
+        return {p: self.view(self.gradient, p) for p in self.names}
 
     def collect_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Make their ``p.grad`` the views of the flat gradient again; no gradient counts as zero."""
         views, gradients = list[Tensor](), list[Tensor]()
         for p in parameters:
-            view = self.gradient_of(p)
+            view = self.gradients[p]
             if p.grad is None:
                 view.zero_()
             elif p.grad.layout is not torch.strided:

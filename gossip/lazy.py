@@ -54,14 +54,14 @@ class LazyOptimizer:
         self.applying = False
         self._optimizer, self._flat = optimizer, flat
         self._hidden: dict[nn.Parameter, Tensor] = {}
-        self._before: list[Group] = []  # the groups, while a first whole step runs
+        self._before: list[Group] = []  # the groups, while a first step runs
         self._checked = False
 
     def hide(self) -> None:
         """Backward is over: from here to `park`, ``p.grad`` is an `UnfinishedGradient`."""
         if not self._hidden:
             self._hidden = {
-                p: Tensor._make_subclass(UnfinishedGradient, self._flat.gradient_of(p))
+                p: Tensor._make_subclass(UnfinishedGradient, self._flat.gradients[p])
                 for p in self._flat.names
             }
         for p, hidden in self._hidden.items():
@@ -77,10 +77,10 @@ class LazyOptimizer:
         for p, hidden in self._hidden.items():
             if p.grad is hidden:
                 late = is_late(p)
-                p.grad = None if late else self._flat.gradient_of(p)
+                p.grad = None if late else self._flat.gradients[p]
                 if late and p in group_of:
                     self.parked[p] = now[id(group_of[p])]
-        if not self.parked and not self._checked:
+        if not self._checked:
             self._before = list(now.values())
 
     def check(self) -> None:
@@ -107,7 +107,7 @@ class LazyOptimizer:
         for p in due:
             hyper = self.parked.pop(p)
             groups.setdefault(id(hyper), {**hyper, "params": []})["params"].append(p)
-            p.grad = self._flat.gradient_of(p)
+            p.grad = self._flat.gradients[p]
         everything, self._optimizer.param_groups = self._optimizer.param_groups, list(groups.values())
         device, self.applying = due[0].device.type, True
         try:  # a module's hook may run under autocast or in inference mode, which the update must not feel
@@ -119,8 +119,9 @@ class LazyOptimizer:
                 p.grad = None
 
     def forget(self) -> None:
-        """Drop the updates that are parked."""
+        """The optimizer does not step: drop the updates that are parked."""
         self.parked.clear()
+        self._before = []
 
 
 def _own_step(optimizer: Optimizer) -> Callable[[Optimizer], object]:

@@ -64,6 +64,9 @@ class Letter:
 class Outbox:
     """One rank's queue.
 
+    Attributes:
+        bytes_sent, messages_sent: what has left so far, in this session; means are added by `count`.
+
     A round's messages leave before those of the next round, whatever their priority. So a rank that is still
     in the older round gets all that it waits for, and a bounded queue cannot lock up.
     """
@@ -75,6 +78,7 @@ class Outbox:
         self._arrivals = itertools.count()
         self._landed: deque[tuple[Letter, float, float]] = deque()  # with the times it left and landed
         self._in_flight = 0
+        self.bytes_sent = self.messages_sent = 0
 
     def post(self, payload: Tensor, to: int, tag: int, *, t: int, priority: int, label: str) -> None:
         """Send uint8 [m] to rank `to` when its turn comes; never waits.
@@ -99,7 +103,13 @@ class Outbox:
                 return
             *_, letter = heapq.heappop(self._waiting)
             self._in_flight += 1
+            self.count(letter.payload.numel(), 1)
             self._transport.post(letter.payload, letter.to, letter.tag, partial(self._land, letter, _now()))
+
+    def count(self, bytes: int, messages: int) -> None:
+        """Book what leaves."""
+        self.bytes_sent += bytes
+        self.messages_sent += messages
 
     def __len__(self) -> int:
         """How many messages wait."""

@@ -28,9 +28,11 @@ from gossip.envreport import installed
 from gossip.errors import CheckpointError, UsageError
 from gossip.flat import FlatModel
 from gossip.forward_order import ForwardOrder
+from gossip.gradient_engine import GradientEngine
 from gossip.hooks import LoopHooks, Stepping, TraceHooks, attach_waits
 from gossip.lazy import LazyOptimizer
 from gossip.outbox import IN_FLIGHT, Outbox, Posting
+from gossip.parameter_engine import ParameterEngine
 from gossip.patience import Patience
 from gossip.shard import Shard
 from gossip.stats import Stats
@@ -370,7 +372,12 @@ class Session:
         averaging = [node for node in nodes if algorithm.means(node)]
         for channel, node in enumerate(averaging, transport.open_channels(len(averaging))):
             node.channel = channel
-        self._engine = Engine(flat, algorithm, nodes, outbox, transport, self.stats, overlap, timeout, lazy)
+        parts = (flat, algorithm, nodes, outbox, transport, self.stats, overlap, timeout)
+        self._engine: Engine
+        if algorithm.kind == "gradient":
+            self._engine = GradientEngine(*parts, lazy)
+        else:
+            self._engine = ParameterEngine(*parts)
         self._average_channel = transport.open_channels(1)
         self._timeout = timeout
         self._stepping = Stepping(transport.rank)
@@ -384,7 +391,9 @@ class Session:
         ]
         threaded = progress == "thread" and transport.needs_polling
         self._stop_progress = _progress_thread(transport, self._engine) if threaded else lambda: None
+        self._rounds_before = 0  # that a loaded state counts, and this session has not made
         self._finished = False
+        adoption.begin()
         _joined.add(model)
 
     # -- training ----------------------------------------------------------------------------------
@@ -441,7 +450,7 @@ class Session:
         """A warning if compression did not pay; a gradient method's alternative is an all-reduce."""
         saved = self.stats.saved_bytes
         if self.algorithm.kind == "gradient" and saved:
-            saved = self.round * self.allreduce_bytes - self.stats.bytes_sent
+            saved = (self.round - self._rounds_before) * self.allreduce_bytes - self.stats.bytes_sent
         return self.stats.compression_loss(saved, self.world.fastest) if self.stats.saved_bytes else None
 
     # -- the averaged model ------------------------------------------------------------------------
@@ -492,7 +501,7 @@ class Session:
         """The L2 norm of the gradient that the last `step()` has applied, or will, on this rank."""
         if self._engine.averages_gradients:
             self.wait()
-            return float(torch.linalg.vector_norm(self._flat.need_gradient()))
+            return float(torch.linalg.vector_norm(self._flat.gradient))
         norms = [torch.linalg.vector_norm(p.grad) for p in self._flat.names if p.grad is not None]
         return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
 
@@ -551,6 +560,7 @@ class Session:
                     "Resume with the options it was started with."
                 )
         self._engine.load_state_dict(state)
+        self._rounds_before = self.round
 
 
 def _progress_thread(transport: Transport, engine: Engine) -> Callable[[], None]:

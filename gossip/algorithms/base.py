@@ -57,6 +57,9 @@ class Adoption:
         """What was taken over for `p`; the bucket's nodes find it in `Node.adopted`."""
         return None
 
+    def begin(self) -> None:
+        """The node has joined: from here on the method does it."""
+
     def check(self) -> None:
         """Raise UsageError if the user has changed in the optimizer what the method has taken over."""
 
@@ -89,8 +92,17 @@ class Algorithm(ABC):
     """The compressor of `join` where the user names none."""
     sends_messages: ClassVar[bool] = True
     """Calls `node.send()`: there is something to arrange in an order."""
+    refuses_edits: ClassVar[str] = ""
+    """Why a gradient must not be changed between backward and step, and what to do; "" where it may be."""
+    hides: ClassVar[bool] = False
+    """A parameter method's exchange has the whole forward and backward pass to hide behind."""
     slots: ClassVar[int] = SLOTS
     """Different messages per peer, bucket and round."""
+
+    @property
+    def every(self) -> int:
+        """Optimizer steps from one round to the next."""
+        return 1
 
     @property
     def posting(self) -> Posting | None:

@@ -41,6 +41,7 @@ class CHOCO(ParameterMethod):
 
     paper: ClassVar[str] = "Koloskova et al. 2020, arXiv 1907.09356, Alg. 1"
     needs_symmetric: ClassVar[bool] = True
+    hides: ClassVar[bool] = True
 
     gamma: float | None = option(None, "consensus step in (0, 1]; by default the codec's")
 

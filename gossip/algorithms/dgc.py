@@ -33,32 +33,21 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from compressors import Compressor, PaperSize, Shape
-from gossip.algorithms.base import Adoption, GradientMethod, State, Steps, option, register
+from compressors import Compressor
+from gossip.algorithms.base import Adoption, State, Steps, option, register
 from gossip.algorithms.momentum import MomentumAdoption, alike
-from gossip.algorithms.sparse import (
-    check_ratio,
-    codec_for,
-    expects,
-    masked,
-    means,
-    paper_size,
-    sparse_mean,
-    weights,
-)
-from gossip.effects import Expect, Node
+from gossip.algorithms.sparse import SparseMethod, masked
+from gossip.effects import Node
 from gossip.flat import Segment
+from topologies import Schedule, Topology
 
 
 @register("dgc")
 @dataclass(frozen=True)
-class DGC(GradientMethod):
+class DGC(SparseMethod):
     """Deep gradient compression: the largest values of each tensor, with momentum that survives the wait."""
 
     paper: ClassVar[str] = "Lin et al. 2018, arXiv 1712.01887"
-    allows_schedule: ClassVar[bool] = True
-    sends_exact: ClassVar[bool] = True
-    messages: ClassVar[str] = "sparse, in a format of its own"
 
     ratio: float = option(0.001, "share of each weight tensor that is sent per step, in (0, 1]")
     warmup_steps: int = option(2000, "steps in which the share falls from 25 % to ratio; paper: 4 epochs")
@@ -72,11 +61,13 @@ class DGC(GradientMethod):
     dense_1d: bool = option(True, "send tensors of one dimension whole")
 
     def __post_init__(self) -> None:
-        check_ratio(self.ratio)
+        super().__post_init__()
         if self.warmup_steps < 0:
             raise ValueError(f"warmup_steps={self.warmup_steps}: give 0 (no warm-up) or more")
-        if self.clip is None and self.clip_scope != "global":
-            raise ValueError(f"clip_scope={self.clip_scope}: nothing is clipped without clip=…")
+        if not (self.masking or self.momentum_correction):
+            raise ValueError(
+                "masking=false: without momentum correction there is no velocity to mask; leave it out"
+            )
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"clip={self.clip}: give a norm above 0, or leave it out")
 
@@ -84,8 +75,17 @@ class DGC(GradientMethod):
     def one_bucket(self) -> bool:
         return self.clip is not None and self.clip_scope == "global"
 
+    @property
+    def refuses_edits(self) -> str:  # type: ignore[override]
+        if not self.momentum_correction:
+            return ""
+        return (
+            "it is a sum of velocities, and what is cut off them is lost. To clip, take dgc:clip=NORM (the "
+            "training script's --clip-norm does so)"
+        )
+
     def ratio_at(self, t: int) -> float:
-        """r_t, the share that is sent in round t."""
+        """r_t."""
         stages = 0
         while 4.0 ** -(stages + 1) > self.ratio:
             stages += 1
@@ -93,16 +93,12 @@ class DGC(GradientMethod):
             return self.ratio
         return 4.0 ** -(1 + (t - 1) * stages // self.warmup_steps)
 
-    def codec_at(self, t: int, segments: Sequence[Segment]) -> Compressor:
-        """The codec of round t's message about these weight tensors."""
-        return codec_for(segments, self.ratio_at(t), self.threshold, self.values, self.indices)
-
     def init(self, x: Tensor, node: Node) -> State:
         v = {"v": torch.zeros_like(x)}
         return {"u": torch.zeros_like(x), **v} if self.momentum_correction else v
 
     def step(self, x: Tensor, state: State, node: Node) -> Steps:
-        sparse, v = weights(node.segments, self.dense_1d), state["v"]
+        v = state["v"]
         g = yield node.gradient()
         for at, h in alike(node.segments, node.adopted):
             if self.momentum_correction and h.weight_decay:
@@ -116,9 +112,9 @@ class DGC(GradientMethod):
                 v[at] += u + g[at]
             else:
                 v[at] += state["u"][at].mul_(h.momentum).add_(g[at])
-        sent = yield from sparse_mean(g, v, node, sparse, self.codec_at(node.t, sparse))
+        sent = yield from self.sparse_mean(g, v, node)
         if self.momentum_correction and self.masking:
-            masked(state["u"], sparse, sent)
+            masked(state["u"], self.sparse(node.segments), sent)
 
     def _clip(self, g: Tensor, node: Node) -> None:
         if self.clip is None:
@@ -127,21 +123,15 @@ class DGC(GradientMethod):
             norm = torch.linalg.vector_norm(part)
             part.mul_((self.clip * node.size**0.5 / (norm + 1e-6)).clamp(max=1))
 
-    def expects(self, node: Node) -> tuple[Expect, ...]:
-        sparse = weights(node.segments, self.dense_1d)
-        return tuple(expects(node, sparse, self.codec_at(node.t, sparse)))
-
-    def means(self, node: Node) -> tuple[int, ...]:
-        return means(node.segments, weights(node.segments, self.dense_1d))
-
     def recurring(self) -> range:
         return range(self.warmup_steps + 1, self.warmup_steps + 2)
 
-    def paper_size(self, shapes: Sequence[Shape], compressor: Compressor) -> PaperSize:
-        return paper_size(shapes, self.ratio, self.dense_1d, self.values, self.indices)
-
     def adopt(self, optimizer: Optimizer, parameters: Mapping[nn.Parameter, str]) -> Adoption:
         return MomentumAdoption(self.name, optimizer, parameters) if self.momentum_correction else Adoption()
+
+    def check(self, topology: Topology | Schedule, compressor: Compressor) -> Iterator[str]:
+        if self.clip is None and self.clip_scope != "global":
+            yield f"{self.name}: clip_scope={self.clip_scope} does nothing without clip=…"
 
     def notes(self, buckets: Sequence[Sequence[Segment]], size: int, compressor: Compressor) -> Iterator[str]:
         if self.ratio_at(1) > self.ratio:

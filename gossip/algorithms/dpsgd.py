@@ -39,6 +39,10 @@ class DPSGD(ParameterMethod):
         if self.order not in ("mix", "atc"):
             raise ValueError(f"order={self.order}: give order=mix or order=atc")
 
+    @property
+    def hides(self) -> bool:  # type: ignore[override]
+        return self.order == "mix"
+
     def step(self, x: Tensor, state: State, node: Node) -> Steps:
         if self.order == "mix":
             node.send(x, exact=True)  # hidden behind this round's forward and backward

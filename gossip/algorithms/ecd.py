@@ -20,6 +20,7 @@ With one node and C = identity it is plain SGD to rounding.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -32,6 +33,8 @@ from gossip.algorithms.base import ParameterMethod, State, Steps, register
 from gossip.effects import Node
 from topologies import Schedule, Topology
 
+LONG_RUN = 100_000  # rounds
+
 
 @register("ecd")
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class ECD(ParameterMethod):
 
     paper: ClassVar[str] = "Tang et al. 2018, arXiv 1803.06443, Alg. 2"
     needs_symmetric: ClassVar[bool] = True
+    hides: ClassVar[bool] = True
 
     def init(self, x: Tensor, node: Node) -> State:
         return {"hat": {j: x.clone() for j in (node.rank, *node.in_neighbors)}}
@@ -56,4 +60,12 @@ class ECD(ParameterMethod):
             hat[j].mul_(1 - 2 / t).add_(c_j, alpha=2 / t)
 
     def check(self, topology: Topology | Schedule, compressor: Compressor) -> Iterator[str]:
-        yield from theory.ecd_warnings(compressor)
+        # Noise relative to a message that grows with t: the estimates' error is about 3 alpha √t ‖Δx‖.
+        a = theory.alpha(compressor)
+        rounds = 1 / (3 * a) ** 2 if a > 0 else math.inf
+        if compressor.relative_noise and rounds < LONG_RUN:
+            yield (
+                f"{self.name}: the noise of {compressor} grows with its messages, and they grow with t: "
+                f"after about {rounds:.2g} rounds the estimates are off by a whole step. Take compressor "
+                "grid, or algorithm dcd or choco, for long runs."
+            )

@@ -17,59 +17,31 @@ Differences with the paper: the threshold is per tensor, as in DGC.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from compressors import Compressor, PaperSize, Shape
-from gossip.algorithms.base import GradientMethod, State, Steps, option, register
-from gossip.algorithms.sparse import (
-    check_ratio,
-    codec_for,
-    expects,
-    means,
-    paper_size,
-    sparse_mean,
-    weights,
-)
-from gossip.effects import Expect, Node
+from gossip.algorithms.base import State, Steps, option, register
+from gossip.algorithms.sparse import SparseMethod
+from gossip.effects import Node
 
 
 @register("gradient-dropping")
 @dataclass(frozen=True)
-class GradientDropping(GradientMethod):
+class GradientDropping(SparseMethod):
     """The largest values of each tensor with error feedback only: the comparator of DGC."""
 
     paper: ClassVar[str] = "Aji & Heafield 2017, arXiv 1704.05021"
-    allows_schedule: ClassVar[bool] = True
-    sends_exact: ClassVar[bool] = True
-    messages: ClassVar[str] = "sparse, in a format of its own"
 
     ratio: float = option(0.001, "share of each weight tensor that is sent per step, in (0, 1]")
     threshold: Literal["sampled", "exact"] = option("sampled", "find the largest values from 1 %, or exactly")
-
-    def __post_init__(self) -> None:
-        check_ratio(self.ratio)
 
     def init(self, x: Tensor, node: Node) -> State:
         return {"v": torch.zeros_like(x)}
 
     def step(self, x: Tensor, state: State, node: Node) -> Steps:
-        sparse = weights(node.segments, dense_1d=True)
         g = yield node.gradient()
         state["v"] += g
-        codec = codec_for(sparse, self.ratio, self.threshold, "fp32", "runs")
-        yield from sparse_mean(g, state["v"], node, sparse, codec)
-
-    def expects(self, node: Node) -> tuple[Expect, ...]:
-        sparse = weights(node.segments, dense_1d=True)
-        return tuple(expects(node, sparse, codec_for(sparse, self.ratio, self.threshold, "fp32", "runs")))
-
-    def means(self, node: Node) -> tuple[int, ...]:
-        return means(node.segments, weights(node.segments, dense_1d=True))
-
-    def paper_size(self, shapes: Sequence[Shape], compressor: Compressor) -> PaperSize:
-        return paper_size(shapes, self.ratio)
+        yield from self.sparse_mean(g, state["v"], node)

@@ -65,9 +65,18 @@ class MomentumAdoption(Adoption):
         self._set([Momentum()] * len(self._groups))
         every = "; ".join(dict.fromkeys(map(str, self._groups)))
         self.note = f"{method}: {every} taken over from SGD, which is left with the learning rate alone"
+        if any(
+            optimizer.state[p].get("momentum_buffer") is not None for p in self._of if p in optimizer.state
+        ):
+            self.note += "; the velocity that it had gathered is dropped"
 
     def of(self, p: nn.Parameter) -> Momentum:
         return self._of.get(p, Momentum())
+
+    def begin(self) -> None:
+        for p in self._of:  # or it would come back, long out of date, when the momentum is given back
+            if p in self._optimizer.state:
+                self._optimizer.state[p].pop("momentum_buffer", None)
 
     def check(self) -> None:
         for group in self._optimizer.param_groups:

@@ -61,8 +61,20 @@ class QSGD(GradientMethod):
         return tuple(exchange.expects(node, self.gather))
 
     def check(self, topology: Topology | Schedule, compressor: Compressor) -> Iterator[str]:
-        if not self.ef:
-            yield from theory.quantization_warnings(self.name, compressor)
+        if self.ef:
+            return
+        omega = theory.alpha(compressor) ** 2
+        if not compressor.unbiased and omega > theory.SMALL_NOISE:
+            yield (
+                f"{self.name}: {compressor} is biased, and without error feedback what it loses is lost for "
+                f"good. Take {self.name}:ef=true."
+            )
+        elif omega > 1:
+            yield (
+                f"{self.name}: the noise of {compressor} is {omega:.2g} times as large as the gradient "
+                f"(squared norms), so steps must be smaller. Take more bits, a smaller block, or "
+                f"{self.name}:ef=true."
+            )
 
     def notes(self, buckets: Sequence[Sequence[Segment]], size: int, compressor: Compressor) -> Iterator[str]:
         yield f"{self.name}: {exchange.describe(self.gather, buckets, size, compressor)}"

@@ -20,44 +20,19 @@ momentum. ``--compressor onebit`` makes it 1-bit SGD (Seide et al. 2014).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, field
+from typing import ClassVar
 
-import torch
-from torch import Tensor
-
-from compressors import Compressor
-from gossip.algorithms import exchange, theory
-from gossip.algorithms.base import GradientMethod, State, Steps, option, register
-from gossip.effects import Expect, Node
-from gossip.flat import Segment
+from gossip.algorithms.base import register
+from gossip.algorithms.qsgd import QSGD
 
 
 @register("signsgd")
 @dataclass(frozen=True)
-class SignSGD(GradientMethod):
-    """Error feedback with any codec; one sign per value by default."""
+class SignSGD(QSGD):
+    """Error feedback with any codec; one sign per value by default. It is qsgd:ef=true."""
 
     paper: ClassVar[str] = "Karimireddy et al. 2019, arXiv 1901.09847, Alg. 1"
-    allows_schedule: ClassVar[bool] = True
     default_compressor: ClassVar[str] = "sign:block=512"
 
-    gather: Literal["auto", "all", "scatter"] = option("auto", "messages to all, in parts (scatter), or auto")
-
-    def init(self, x: Tensor, node: Node) -> State:
-        return {"e": torch.zeros_like(x)}
-
-    def step(self, x: Tensor, state: State, node: Node) -> Steps:
-        e, c = state["e"], theory.scale(node.compressor)
-        g = yield node.gradient()
-        p = g + e
-        mean, own = yield from exchange.compressed_mean(p, node, self.gather, c)
-        torch.sub(p, own, out=e)
-        g.copy_(mean)
-
-    def expects(self, node: Node) -> tuple[Expect, ...]:
-        return tuple(exchange.expects(node, self.gather))
-
-    def notes(self, buckets: Sequence[Sequence[Segment]], size: int, compressor: Compressor) -> Iterator[str]:
-        yield f"{self.name}: {exchange.describe(self.gather, buckets, size, compressor)}"
+    ef: bool = field(default=True, init=False)

@@ -55,6 +55,9 @@ from gossip.effects import Expect, Node
 from gossip.flat import Segment, even_parts
 from topologies import Schedule, Topology
 
+PULL_ERROR = 0.05
+"""What the codec may lose of the parameters themselves, in norms: 8 bits lose .01, 4 bits .19."""
+
 
 @register("slim")
 @dataclass(frozen=True)
@@ -111,7 +114,7 @@ class SlimDP(ParameterMethod):
         if full:
             start = time.perf_counter()
             core = most_significant(w, g, self.c, shards[node.rank].core if node.rank in shards else 0)
-            node.stats.encode += time.perf_counter() - start
+            node.stats.spent("encode", start, node.label)
             yield from exchange.renew_core(core)
 
     def is_full(self, t: int) -> bool:
@@ -141,7 +144,12 @@ class SlimDP(ParameterMethod):
         return PaperSize(4 * share * sum(map(math.prod, shapes)), law)
 
     def check(self, topology: Topology | Schedule, compressor: Compressor) -> Iterator[str]:
-        yield from theory.pull_warnings(self.name, compressor)
+        if (a := theory.alpha(compressor)) > PULL_ERROR:
+            yield (
+                f"{self.name}: workers get the parameters through {compressor}, which loses {a:.2g} of them "
+                f"(norms): training is unlikely to converge. Take a codec that loses at most {PULL_ERROR:g}, "
+                "such as qsgd:bits=8 or fp16."
+            )
         if self.residual == "keep" and self.eta == "per-coordinate":
             yield (
                 "slim: with residual=keep every worker's update is pushed in the end, so eta=per-coordinate "

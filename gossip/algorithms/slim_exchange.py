@@ -136,7 +136,7 @@ class Round:
         start, shard, node = time.perf_counter(), self._shards[owner], self._node
         key = message_key(node.seed, worker, node.t, node.bucket, owner, EXPLORER)
         keys = explorer(self._state["core"][owner], shard.size, shard.explorer, key)
-        node.stats.encode += time.perf_counter() - start
+        node.stats.spent("encode", start, node.label)
         return keys
 
     def _places(self, keys: Tensor) -> Tensor | slice:

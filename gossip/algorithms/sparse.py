@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from compressors import FP16, Compressor, Identity, LayerTopK, NonFiniteError, PaperSize, Shape
 from gossip.algorithms import exchange
+from gossip.algorithms.base import GradientMethod
 from gossip.effects import Effect, Expect, Node
 
 if TYPE_CHECKING:
@@ -20,88 +21,88 @@ VALUES = {"fp32": Identity(), "fp16": FP16()}
 PLACE_BYTES = {"runs": 2, "uint32": 4}
 
 
-def check_ratio(ratio: float) -> None:
-    """Raise ValueError unless ratio is in (0, 1]."""
-    if not 0 < ratio <= 1:
-        raise ValueError(f"ratio={ratio}: give a share of the values above 0, up to 1, such as 0.001")
+class SparseMethod(GradientMethod):
+    """Sends C(v), the largest share `ratio` of every weight tensor of a vector v that the method keeps."""
 
+    allows_schedule: ClassVar[bool] = True
+    sends_exact: ClassVar[bool] = True
+    messages: ClassVar[str] = "sparse, in a format of its own"
 
-def codec_for(
-    segments: Sequence[Segment], ratio: float, threshold: str, values: str, indices: str
-) -> Compressor:
-    """The message of these tensors."""
-    return LayerTopK(ratio, threshold, VALUES[values], indices).for_segments([s.size for s in segments])
+    ratio: float
+    threshold: Literal["sampled", "exact"]
+    values: Literal["fp32", "fp16"] = "fp32"
+    indices: Literal["runs", "uint32"] = "runs"
+    dense_1d: bool = True
 
+    def __post_init__(self) -> None:
+        if not 0 < self.ratio <= 1:
+            raise ValueError(
+                f"ratio={self.ratio}: give a share of the values above 0, up to 1, such as 0.001"
+            )
 
-def weights(segments: Sequence[Segment], dense_1d: bool) -> list[Segment]:
-    """The tensors that go sparse: those of two dimensions and more, or all."""
-    return [s for s in segments if len(s.shape) > 1 or not dense_1d]
+    def ratio_at(self, t: int) -> float:
+        """The share that is sent in round t."""
+        return self.ratio
 
+    def sparse(self, segments: Sequence[Segment]) -> list[Segment]:
+        """The tensors that go sparse: those of two dimensions and more, or all."""
+        return [s for s in segments if len(s.shape) > 1 or not self.dense_1d]
 
-def means(segments: Sequence[Segment], sparse: Sequence[Segment]) -> tuple[int, ...]:
-    """The length of what `sparse_mean` averages exactly, if anything."""
-    dense = sum(s.size for s in segments) - sum(s.size for s in sparse)
-    return (dense,) if dense else ()
+    def codec_at(self, t: int, sparse: Sequence[Segment]) -> Compressor:
+        """The codec of round t's message about these tensors."""
+        codec = LayerTopK(self.ratio_at(t), self.threshold, VALUES[self.values], self.indices)
+        return codec.for_segments([s.size for s in sparse])
 
+    def expects(self, node: Node) -> tuple[Expect, ...]:
+        if not (sparse := self.sparse(node.segments)):
+            return ()
+        codec, size = self.codec_at(node.t, sparse), sum(s.size for s in sparse)
+        return tuple(Expect(j, codec=codec, size=size) for j in exchange.others(node))
 
-def paper_size(
-    shapes: Sequence[Shape],
-    ratio: float,
-    dense_1d: bool = True,
-    values: str = "fp32",
-    indices: str = "runs",
-) -> PaperSize:
-    """DGC's count: the share of the weights with a place each, and the 1-D tensors whole.
+    def means(self, node: Node) -> tuple[int, ...]:
+        dense = node.n - sum(s.size for s in self.sparse(node.segments))
+        return (dense,) if dense else ()
 
-    Not in it: the header, escapes, and that every tensor sends at least one value.
-    """
-    pair = VALUES[values].max_bytes(1) + PLACE_BYTES[indices]
-    sizes = [math.prod(shape) for shape in shapes]
-    dense = sum(size for shape, size in zip(shapes, sizes, strict=True) if dense_1d and len(shape) < 2)
-    law = f"{ratio:g} · weights · {pair} B" + (" + 4 B · values of 1-D tensors" if dense_1d else "")
-    return PaperSize(ratio * (sum(sizes) - dense) * pair + 4 * dense, law)
+    def paper_size(self, shapes: Sequence[Shape], compressor: Compressor) -> PaperSize:
+        """DGC's count: the share of the weights with a place each, and the 1-D tensors whole.
 
+        Not in it: the header, escapes, and that every tensor sends at least one value.
+        """
+        pair = VALUES[self.values].max_bytes(1) + PLACE_BYTES[self.indices]
+        sizes = [math.prod(shape) for shape in shapes]
+        dense = sum(n for shape, n in zip(shapes, sizes, strict=True) if self.dense_1d and len(shape) < 2)
+        law = f"{self.ratio:g} · weights · {pair} B" + (" + 4 B · values of 1-D tensors" * self.dense_1d)
+        return PaperSize(self.ratio * (sum(sizes) - dense) * pair + 4 * dense, law)
 
-def expects(node: Node, sparse: Sequence[Segment], codec: Compressor) -> Iterator[Expect]:
-    """The messages of `sparse_mean`."""
-    if sparse:
-        size = sum(s.size for s in sparse)
-        yield from (Expect(j, codec=codec, size=size) for j in exchange.others(node))
+    def sparse_mean(self, g: Tensor, v: Tensor, node: Node) -> Generator[Effect, Any, list[Tensor]]:
+        """g ← the mean over nodes of what each sends of its v; v keeps the rest. Both float32 [n], in place.
 
-
-def sparse_mean(
-    g: Tensor, v: Tensor, node: Node, sparse: Sequence[Segment], codec: Compressor
-) -> Generator[Effect, Any, list[Tensor]]:
-    """g ← the mean over nodes of what each sends of its v; v keeps the rest.
-
-    Args:
-        g, v: float32 [n], changed in place.
-        sparse: the tensors of which C(v) is sent, in one message that `codec` makes; all others are sent
-            as they are, and averaged exactly.
-
-    Returns C(v) of each tensor in `sparse`, 0 where nothing was sent. g is bitwise the same on all nodes.
-    """
-    chosen = {s.name for s in sparse}
-    dense = [s for s in node.segments if s.size and s.name not in chosen]
-    mean = None
-    if dense:
-        rest = torch.cat([v[s.at] for s in dense])
-        if not bool(torch.isfinite(rest.sum())):
-            raise NonFiniteError("NaN or inf in a gradient that is sent dense")
-        mean = node.mean(rest)
-    own: list[Tensor] = []
-    if sparse:
-        sent = node.send(torch.cat([v[s.at] for s in sparse]), to=exchange.others(node), codec=codec)
-        own = list(sent.split([s.size for s in sparse]))
-        for s, c in zip(sparse, own, strict=True):
-            v[s.at] -= c
-        messages = yield node.receive(exchange.others(node))
-        _put(g, sparse, exchange.total(sent, messages, node).div_(node.size))
-    if mean is not None:
-        _put(g, dense, (yield mean))
-        for s in dense:
-            v[s.at] = 0
-    return own
+        1-D tensors are sent as they are, and averaged exactly. Returns C(v) of each sparse tensor, 0 where
+        nothing was sent. g is bitwise the same on all nodes.
+        """
+        sparse = self.sparse(node.segments)
+        chosen = {s.name for s in sparse}
+        dense = [s for s in node.segments if s.size and s.name not in chosen]
+        mean = None
+        if dense:
+            rest = torch.cat([v[s.at] for s in dense])
+            if not bool(torch.isfinite(rest.sum())):
+                raise NonFiniteError("NaN or inf in a gradient that is sent dense")
+            mean = node.mean(rest)
+        own: list[Tensor] = []
+        if sparse:
+            codec, everyone = self.codec_at(node.t, sparse), exchange.others(node)
+            sent = node.send(torch.cat([v[s.at] for s in sparse]), to=everyone, codec=codec)
+            own = list(sent.split([s.size for s in sparse]))
+            for s, c in zip(sparse, own, strict=True):
+                v[s.at] -= c
+            messages = yield node.receive(everyone)
+            _put(g, sparse, exchange.total(sent, messages, node).div_(node.size))
+        if mean is not None:
+            _put(g, dense, (yield mean))
+            for s in dense:
+                v[s.at] = 0
+        return own
 
 
 def masked(u: Tensor, sparse: Sequence[Segment], sent: Sequence[Tensor]) -> None:

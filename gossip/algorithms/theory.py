@@ -14,9 +14,6 @@ from topologies import MixingMatrix
 
 SMALL_NOISE = 0.05  # omega up to which an unbiased codec is used as it is (4-bit max-norm: .034)
 SMALL_DELTA = 0.5
-MARGIN = 2.0  # DCD's bound is sufficient, not necessary: warn only well above it
-LONG_RUN = 100_000  # rounds
-PULL_ERROR = 0.05  # of the parameters' norm: 8 bits have .01, 4 bits .19
 
 
 @lru_cache(maxsize=256)
@@ -71,54 +68,3 @@ def gamma_warnings(method: str, gamma: float | None, compressor: Compressor) -> 
 def dcd_threshold(topology: MixingMatrix) -> float:
     """(1 − rho)/(2 mu): DCD converges if alpha is below (Tang et al. 2018); inf for one node."""
     return topology.spectral_gap / (2 * topology.mu) if topology.size > 1 else math.inf
-
-
-def dcd_warnings(topology: MixingMatrix, compressor: Compressor) -> Iterator[str]:
-    """DCD wants an unbiased codec with alpha below `dcd_threshold`: biased ones above it are named, and
-    unbiased ones far above it."""
-    a, bound = alpha(compressor), dcd_threshold(topology)
-    if a > (MARGIN if compressor.unbiased else 1) * bound:
-        bias = "" if compressor.unbiased else " and is biased"
-        yield (
-            f"dcd: {compressor} loses {a:.3g} of a message{bias}; theory asks for an unbiased one that loses "
-            f"at most {bound:.3g} on {topology.name} with {topology.size} nodes (sufficient, not necessary). "
-            "Take a finer codec, or choco."
-        )
-
-
-def ecd_warnings(compressor: Compressor) -> Iterator[str]:
-    """Noise relative to ECD's message, which grows with t: the estimates' error is about 3 alpha √t ‖Δx‖."""
-    a = alpha(compressor)
-    rounds = 1 / (3 * a) ** 2 if a > 0 else math.inf
-    if compressor.relative_noise and rounds < LONG_RUN:
-        yield (
-            f"ecd: the noise of {compressor} grows with its messages, and they grow with t: after about "
-            f"{rounds:.2g} rounds the estimates are off by a whole step. Take compressor grid, or algorithm "
-            "dcd or choco, for long runs."
-        )
-
-
-def quantization_warnings(method: str, compressor: Compressor) -> Iterator[str]:
-    """Averaging C(g) without error feedback: a biased C never converges, a large omega slows SGD down."""
-    omega = alpha(compressor) ** 2
-    if not compressor.unbiased and omega > SMALL_NOISE:
-        yield (
-            f"{method}: {compressor} is biased, and without error feedback what it loses is lost for good. "
-            f"Take {method}:ef=true."
-        )
-    elif omega > 1:
-        yield (
-            f"{method}: the noise of {compressor} is {omega:.2g} times as large as the gradient (squared "
-            f"norms), so steps must be smaller. Take more bits, a smaller block, or {method}:ef=true."
-        )
-
-
-def pull_warnings(method: str, compressor: Compressor) -> Iterator[str]:
-    """Workers that train on C(w̄): what C loses is missing from the parameters themselves."""
-    a = alpha(compressor)
-    if a > PULL_ERROR:
-        yield (
-            f"{method}: workers get the parameters through {compressor}, which loses {a:.2g} of them "
-            f"(norms): training is unlikely to converge. Take a codec that loses at most {PULL_ERROR:g}, "
-            "such as qsgd:bits=8 or fp16."
-        )

@@ -198,6 +198,11 @@ def mean_bytes(values: int, n: int) -> int:
     return 2 * (n - 1) * 4 * values // n
 
 
+def mean_messages(n: int) -> int:
+    """How many messages one rank's part in a mean over n ranks counts."""
+    return 2 * (n - 1)
+
+
 def as_bytes(x: Tensor) -> Tensor:
     """A contiguous copy of `x` as uint8 [numel * itemsize]."""
     return x.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)

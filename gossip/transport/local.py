@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gossip.errors import DeadlockError, GossipError, PeerLostError
-from gossip.transport.base import Transport, Wake, mean_bytes
+from gossip.transport.base import Transport, Wake, mean_bytes, mean_messages
 
 Key = tuple[int, int, int]  # from, to, tag
 
@@ -168,7 +168,7 @@ class LocalTransport(Transport):
         self, x: Tensor, channel: int, wake: Wake | None = None, counted: bool = True
     ) -> _MeanResult:
         self.bytes_sent += mean_bytes(x.numel(), self.size) * counted
-        self.messages_sent += 2 * (self.size - 1) * counted
+        self.messages_sent += mean_messages(self.size) * counted
         sequence = self._means[channel] = self._means[channel] + 1
         reduction = self._world.reductions.setdefault((channel, sequence), _Reduction())
         reduction.parts[self.rank] = x.detach().clone()

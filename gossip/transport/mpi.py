@@ -61,6 +61,7 @@ from gossip.transport.base import (  # noqa: E402
     as_bytes,
     from_bytes,
     mean_bytes,
+    mean_messages,
 )
 from gossip.transport.staging import Staged, host_empty, to_host  # noqa: E402
 
@@ -373,7 +374,7 @@ class MPITransport(Transport):
             mean = self._mean(to_host(x, into=own), x.device, channel)
             mean.wake = wake
             self.bytes_sent += mean_bytes(x.numel(), self.size) * counted
-            self.messages_sent += 2 * (self.size - 1) * counted
+            self.messages_sent += mean_messages(self.size) * counted
             self._stage(mean)
         return mean
 

@@ -208,6 +208,16 @@ def test_sampled_threshold_keeps_the_largest_and_nearly_as_many() -> None:
     assert len(set(counts)) > 1
 
 
+@pytest.mark.parametrize("codec", [TopK(0.25, "sampled"), LayerTopK(0.25)], ids=str)
+def test_sampled_thresholds_send_no_zeros_but_one(codec: Compressor) -> None:
+    """Of a residual that is mostly zero, as an embedding's, only what is not."""
+    x = torch.zeros(40_000)
+    assert codec.encode(x, 0).numel() <= 4 + 4 + 4
+    x[::50] = gaussian(800)
+    payload = codec.encode(x, 0)
+    assert torch.equal(codec.decode(payload, len(x)), x) and payload.numel() <= 4 + 800 * (4 + 4)
+
+
 @pytest.mark.parametrize("n", [1, 2_048, 5_000, 70_000])
 def test_all_of_a_vector_is_sent_at_ratio_1(n: int) -> None:
     x = torch.randn(n, generator=torch.Generator().manual_seed(n))

@@ -456,6 +456,51 @@ def test_a_skipped_step_keeps_the_ranks_together(algorithm: str) -> None:
     assert gossip.launch(skip, 3) == [4, 4, 4]
 
 
+GRADIENT_METHODS = ["allreduce", "qsgd:ef=true", "dgc:ratio=0.1,warmup_steps=0", "p3"]
+
+
+@pytest.mark.parametrize("algorithm", GRADIENT_METHODS)
+def test_gradient_methods_skip_together_or_not_at_all(algorithm: str) -> None:
+    def some_skip(skips: Callable[[int], bool]) -> Tensor:
+        model = Net()
+        optimizer = sgd(model)
+        node = gossip.join(model, optimizer, algorithm=algorithm)
+        for step, (x, y) in enumerate(batches(node.rank, 6)):
+            nn.functional.cross_entropy(model(x), y).backward()
+            node.skip() if step == 2 and skips(node.rank) else optimizer.step()
+        node.finish()
+        return flat(model)
+
+    together = gossip.launch(some_skip, 3, lambda rank: True)
+    assert all(torch.equal(x, together[0]) for x in together)
+    with pytest.raises(UsageError, match=r"has made step 3, for which rank 1 called node\.skip"):
+        gossip.launch(some_skip, 3, lambda rank: rank == 1)
+
+
+def test_a_step_skipped_before_backward_sends_no_old_gradient() -> None:
+    """Of what was contributed in three steps all is applied, or in v, or was sent in the skipped one."""
+
+    def node() -> tuple[Tensor, Tensor]:
+        model = nn.Linear(3, 2, bias=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        session = gossip.join(model, optimizer, algorithm="gradient-dropping:ratio=0.4,threshold=exact")
+        start = flat(model)
+        for step in range(4):
+            if step == 2:
+                session.skip()
+                continue
+            optimizer.zero_grad()
+            (model.weight * torch.arange(6.0).view(2, 3)).sum().backward()
+            optimizer.step()
+        (state,) = session.algorithm_state()
+        session.finish()
+        return start - flat(model), state["v"]
+
+    skipped = torch.tensor([0.0, 0.0, 4.0, 0.0, 4.0, 0.0])  # the two largest of what was left then
+    for moved, v in gossip.launch(node, 2):
+        assert torch.equal(moved + v + skipped, 3 * torch.arange(6.0))
+
+
 @pytest.mark.parametrize("algorithm", ["dpsgd", "dcd", "choco", "allreduce"])
 def test_uneven_steps_name_the_rank_that_left(algorithm: str) -> None:
     def uneven() -> None:
@@ -653,6 +698,13 @@ def test_two_models_side_by_side() -> None:
                 optimizer.step()
         node_a.finish()
         node_b.finish()
+        sent = [node.stats.take()["bytes_sent"] for node in (node_a, node_b)]
+        assert sent == [5 * 2 * 4 * 10, 5 * (2 * 2 * 4 * 10 // 3)]  # each session's own
+        assert sum(sent) == node_a.world.bytes_sent
+        c = nn.Linear(4, 2)
+        node_c = gossip.join(c, sgd(c))
+        node_c.finish()
+        assert node_c.stats.take()["bytes_sent"] == 0
         return flat(a), flat(b)
 
     results = gossip.launch(both, 3)

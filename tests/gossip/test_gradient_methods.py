@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import logging
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -364,6 +365,35 @@ def test_nothing_is_lost_bitwise(spec: str, residual: str, largest: int, n: int)
     assert torch.equal(sent + residuals, inputs)
 
 
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_no_velocity_is_lost_bitwise(n: int, nesterov: bool) -> None:
+    """The same with momentum 0.5 over few steps: what goes in are the velocities, exact in binary."""
+    d, steps, m = 600, 8, 0.5
+
+    def node() -> tuple[Tensor, Tensor, Tensor]:
+        model = nn.Linear(200, 3, bias=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=m, nesterov=nesterov)
+        session = gossip.join(model, optimizer, algorithm="dgc:ratio=0.05,warmup_steps=4,masking=false")
+        with torch.no_grad():
+            model.weight.zero_()
+        velocity, total = torch.zeros(d), torch.zeros(d)
+        for k in range(steps):
+            g = integer_gradients(session.rank, k, d)
+            velocity = m * velocity + g
+            total += g + m * velocity if nesterov else velocity
+            optimizer.zero_grad()
+            (model.weight.view(-1) * g).sum().backward()
+            optimizer.step()
+        state = session.algorithm_state()[0]
+        session.finish()
+        return -model.weight.detach().view(-1), state["v"], total
+
+    results = gossip.launch(node, n)
+    residuals, inputs = (sum(each) for each in list(zip(*results, strict=True))[1:])
+    assert torch.equal(n * results[0][0] + residuals, inputs)
+
+
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("gather", ["all", "scatter"])
 @pytest.mark.parametrize(
@@ -490,6 +520,47 @@ def test_gradients_are_final_when_backward_returns(spec: str) -> None:
     assert not equal(clipped, run(3, algorithm=spec))
 
 
+def test_what_dgc_has_accumulated_is_not_to_be_clipped() -> None:
+    def node(spec: str, edits: bool) -> None:
+        def clip(session: Session, model: nn.Module) -> None:
+            if edits:
+                nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+
+        train(3, algorithm=spec, before_step=clip)
+
+    for spec in ("allreduce", "gradient-dropping", "dgc:momentum_correction=false", "dgc:clip=1"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            gossip.launch(node, 2, spec, spec != "dgc:clip=1")
+    with pytest.warns(UserWarning, match="between backward.*dgc:clip=NORM") as told:
+        gossip.launch(node, 2, "dgc", True)
+    assert len([w for w in told if "dgc:clip=NORM" in str(w.message)]) == 1
+
+
+def test_options_of_dgc_without_effect_are_told() -> None:
+    with pytest.raises(ValueError, match="no velocity to mask"):
+        DGC(masking=False, momentum_correction=False)
+    with pytest.warns(UserWarning, match="clip_scope=tensor does nothing without clip"):
+        run(2, algorithm="dgc:clip_scope=tensor")
+
+
+def test_dgc_starts_with_a_velocity_of_zero_and_leaves_none_behind() -> None:
+    """The optimizer's own would come back, out of date, when `finish` gives the momentum back."""
+
+    def node() -> None:
+        model = nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        session = gossip.join(model, optimizer, algorithm="dgc")
+        assert "velocity that it had gathered is dropped" in session.notes[0]
+        session.finish()
+        assert optimizer.param_groups[0]["momentum"] == 0.9
+        assert all("momentum_buffer" not in optimizer.state[p] for p in model.parameters())
+
+    gossip.launch(node, 2)
+
+
 class Fails(torch.autograd.Function):
     """The identity, whose backward fails if it is told to."""
 
@@ -569,6 +640,28 @@ def test_unused_and_tiny_tensors(spec: str, bucket_mb: float | None, overlap: bo
 
     results = gossip.launch(node, 3)
     assert all(torch.equal(x, results[0]) and x.isfinite().all() for x in results)
+
+
+class Gated(nn.Module):
+    """Rank 1 leaves `b` out, or multiplies it by 0: the same function."""
+
+    def __init__(self, leaves_out: bool) -> None:
+        super().__init__()
+        self.leaves_out = leaves_out
+        self.a, self.b, self.out = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, gate = torch.tanh(self.a(x.flatten(1))), float(gossip.world().rank != 1)
+        return self.out(h if self.leaves_out and not gate else h + gate * self.b(h))
+
+
+@pytest.mark.parametrize("spec", ["allreduce", *SPECS])
+def test_an_unused_parameter_counts_as_a_zero_gradient(spec: str) -> None:
+    def node(leaves_out: bool) -> Tensor:
+        torch.manual_seed(0)
+        return train(4, algorithm=spec, model=Gated(leaves_out))[0]
+
+    assert equal(gossip.launch(node, 3, True), gossip.launch(node, 3, False))
 
 
 @pytest.mark.parametrize("spec", [s for s in SPECS if not s.startswith("dgc")])
@@ -671,9 +764,30 @@ def test_steps_with_zero_gradients(spec: str) -> None:
             assert float(moved.float().mean()) > 0.9  # Q of an all-zero gradient is not the end
 
 
+def test_what_compression_saves_is_counted_from_where_a_run_goes_on() -> None:
+    def node() -> None:
+        model, optimizer = start()
+        session = gossip.join(model, optimizer, algorithm="qsgd")
+        loop(session, model, optimizer, range(3))
+        state = session.state_dict()
+        session.finish()
+
+        model, optimizer = start()
+        session = gossip.join(model, optimizer, algorithm="qsgd")
+        session.load_state_dict({**state, "lanes": [{**lane, "t": 1000} for lane in state["lanes"]]})
+        loop(session, model, optimizer, range(2))
+        session.world.fastest = 1e30
+        saved = 2 * session.allreduce_bytes - session.stats.bytes_sent
+        assert f"the {max(0, saved) / 1e6:.3g} MB saved" in str(session._compression_loss())
+        session.world.fastest = 0.0
+        session.finish()
+
+    gossip.launch(node, 3)
+
+
 @pytest.mark.parametrize("where", ["weight", "bias"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", (*SPECS, "dgc:clip=0.5", "dgc:clip=0.5,clip_scope=tensor"))
 def test_nan_gradients_name_rank_round_and_bucket(spec: str, value: float, where: str) -> None:
     def node() -> None:
         model = nn.Linear(6, 4)

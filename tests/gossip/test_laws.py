@@ -65,7 +65,7 @@ def contraction_scale(method: str, codec: Compressor) -> float:
 def check_against_oracle(spec: str, n: int, codec_spec: str, topology: str = "ring", steps: int = 24) -> None:
     method, graph, codec = make_algorithm(spec), make_topology(topology, n), make_codec(codec_spec)
     run = simulate(spec, n, codec, steps=steps, topology=topology)
-    every = getattr(method, "every", 1)
+    every = method.every
     options: dict[str, Any] = {}
     if method.name == "dpsgd":
         options["order"] = method.order  # type: ignore[attr-defined]

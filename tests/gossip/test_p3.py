@@ -631,11 +631,17 @@ def test_accumulated_parts_equal_one_batch(overlap: bool) -> None:
 Act = Callable[[Session, nn.Module, torch.optim.Optimizer, int], object]
 
 
-def manual(steps: int, act: Act, finish: bool = True, **options: Any) -> Tensor:
+def manual(
+    steps: int,
+    act: Act,
+    finish: bool = True,
+    make_optimizer: Callable[[nn.Module], torch.optim.Optimizer] = sgd,
+    **options: Any,
+) -> Tensor:
     """Train, with `act` in place of zero_grad and step; the parameters at the end."""
     torch.manual_seed(0)
     model = Net()
-    optimizer = sgd(model)
+    optimizer = make_optimizer(model)
     session = gossip.join(model, optimizer, algorithm="p3:slice=60", **options)
     for k, (x, y) in enumerate(batches(session.rank, steps)):
         F.cross_entropy(model(x), y).backward()
@@ -761,6 +767,14 @@ def test_without_overlap_gradients_can_be_clipped() -> None:
 
     results = gossip.launch(lambda: manual(4, clip, overlap=False), 2)
     assert torch.equal(results[0], results[1])
+
+
+def test_a_skipped_first_step_shows_nothing_about_the_optimizer() -> None:
+    def skip_first(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, k: int) -> None:
+        session.skip() if k == 0 else optimizer.step()
+
+    with pytest.raises(UsageError, match="PerGroup keeps 'k' per group"):
+        gossip.launch(lambda: manual(4, skip_first, make_optimizer=per_group), 2)
 
 
 @pytest.mark.parametrize(
