@@ -1,4 +1,4 @@
-"""``python -m experiments.netlab sweep | goodput | all | report``: training on shaped networks, measured."""
+"""``python -m experiments.netlab sweep | goodput | all | report | run``: training on shaped networks."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments import models
-from experiments.netlab import goodput, isolation, report, requirements
+from experiments.netlab import goodput, isolation, own_job, report, requirements
 from experiments.netlab.benchmark import Goodput, congestions
 from experiments.netlab.compute import Compute
 from experiments.netlab.lab import MAX_HOSTS
 from experiments.netlab.methods import METHODS, choose
 from experiments.netlab.network import Network
+from experiments.netlab.own_job import OwnJob
 from experiments.netlab.results import Results, machine
 from experiments.netlab.running import say
 from experiments.netlab.sweep import Sweep
@@ -67,6 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(words)
     if args.command == "report":
         return _report(args.out)
+    if args.command == "run":
+        return _run(_own_job(args), words)
     sweep, benchmark = _sweep(args), _goodput(args)
     results = Results(args.out / "results.json", _about(args, sweep, benchmark))
     if isolation.inside():
@@ -87,6 +90,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if results.path.exists():
         _report(args.out)
     return code
+
+
+def _run(job: OwnJob, words: Sequence[str]) -> int:
+    if isolation.inside():
+        isolation.set_up()
+        job.run()
+        return 0
+    requirements.check()
+    return isolation.run([sys.executable, "-m", "experiments.netlab", *words])
 
 
 def _measure(results: Results, sweep: Sweep | None, benchmark: Goodput | None) -> int:
@@ -135,6 +147,7 @@ def _about(args: argparse.Namespace, sweep: Sweep | None, benchmark: Goodput | N
 def _parser() -> argparse.ArgumentParser:
     parser = ArgumentParser(prog="python -m experiments.netlab", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    own_job.add_arguments(commands.add_parser("run", help="a command of your own on such a network"))
     for name, text in (
         ("all", "sweep and goodput: every table and picture"),
         ("sweep", "time per step of methods on networks, losses, and what follows from them"),
@@ -184,6 +197,19 @@ def _add_sweep_arguments(command: argparse.ArgumentParser) -> None:
         type=non_negative_int,
         metavar="N",
         help=f"of training; 0: no losses ({FULL.loss_steps})",
+    )
+
+
+def _own_job(args: argparse.Namespace) -> OwnJob:
+    if not 1 <= args.hosts <= MAX_HOSTS:
+        raise UsageError(f"--hosts {args.hosts}: give 1 to {MAX_HOSTS}.")
+    latency, jitter = _delay("--latency", args.latency), _delay("--jitter", args.jitter)
+    congestion = congestions([args.congestion], quick=True)[0] if args.congestion else None
+    words = args.command_line
+    return OwnJob(
+        hosts=args.hosts,
+        network=Network(units.bandwidth(args.bandwidth), latency, jitter, congestion),
+        command=words[1:] if words[:1] == ["--"] else words,
     )
 
 

@@ -149,7 +149,7 @@ class Lab:
     def mpirun(
         self,
         command: Sequence[str],
-        timeout: float,
+        timeout: float | None,
         settings: Mapping[str, str] | None = None,
         log: Path | None = None,
     ) -> None:
@@ -157,7 +157,7 @@ class Lab:
 
         Args:
             command: every rank's.
-            timeout: seconds after which the job is ended.
+            timeout: seconds after which the job is ended; None: never.
             settings: MCA parameters of Open MPI, ``{"btl_tcp_eager_limit": "1048576"}``; they win.
             log: where the ranks' output goes; None for this process's.
 
@@ -198,7 +198,7 @@ class Lab:
                     process.wait(5)
                 process.kill()
         if code != 0:
-            how = f"exit code {code}" if code is not None else f"not done after {timeout:.0f} s"
+            how = f"exit code {code}" if code is not None else f"not done after {timeout} s"
             tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:]) if log else ""
             raise GossipError(f"the job on {self.hosts} hosts ({self.network}) failed: {how}\n{tail}")
 

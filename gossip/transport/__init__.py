@@ -24,7 +24,8 @@ def world() -> Transport:
         return node
     if _world is None:
         if launched():
-            from gossip.transport.mpi import MPITransport, install_excepthook
+            from gossip.transport.excepthook import install_excepthook
+            from gossip.transport.mpi import MPITransport
 
             _world = MPITransport()
             install_excepthook(_world)

@@ -30,10 +30,8 @@ import pickle
 import sys
 import threading
 import time
-import traceback
 from collections import defaultdict, deque
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, NoReturn
 
 import mpi4py
@@ -63,13 +61,13 @@ from gossip.transport.base import (  # noqa: E402
     mean_bytes,
     mean_messages,
 )
+from gossip.transport.excepthook import say  # noqa: E402
 from gossip.transport.staging import Staged, host_empty, to_host  # noqa: E402
 
 NOTE_BYTES = 1 << 20  # the longest note; a last word takes about 15 bytes per tag
 SPINS = 20  # polls of `wait` before it sleeps; yields to other processes in between
 SLEEP_SHARE = 0.02  # a wait sleeps this share of the time since something came: it ends a little late, but
 SHORTEST_SLEEP, LONGEST_SLEEP = 50e-6, 1e-3  # takes the core rarely from the ranks that compute (seconds)
-SECOND_HAND = 2.0  # seconds that a rank leaves to one which knows the cause, before it ends the job itself
 RING_TAGS = 1 << 15  # so many tags every MPI has; the means on a ring take one each, in turn
 LEFT = "finished"  # why a rank is in `departed`, and the value of its note
 CONTROL = -1  # the control plane, counted like a channel of means
@@ -123,8 +121,8 @@ class _Discard(_Operation):
 
 
 class _NoteSend(_Operation):
-    def __init__(self, data: np.ndarray) -> None:
-        self.data = data
+    def __init__(self, peer: int, data: np.ndarray) -> None:
+        self.peer, self.data = peer, data
 
 
 class _NoteReceive(_Operation):
@@ -488,7 +486,7 @@ class MPITransport(Transport):
                 f"rank {self.rank} takes the mean of {operation.mean.staged.host.numel()} values, and rank "
                 f"{operation.peer} that of more: do both run the same model?"
             )
-        elif isinstance(operation, (_Send, _Receive, _Part)):
+        elif isinstance(operation, (_Send, _Receive, _Part, _NoteSend)):
             self._depart(operation.peer, f"connection lost: {error.Get_error_string()}")
         else:
             self._problem = PeerLostError(f"rank {self.rank} has lost a peer: {error.Get_error_string()}")
@@ -526,7 +524,7 @@ class MPITransport(Transport):
         data = np.frombuffer(text.encode(), np.uint8)
         if data.size > NOTE_BYTES:
             raise ValueError(f"a note of {data.size} bytes is too long: at most {NOTE_BYTES} fit")
-        send = _NoteSend(data)
+        send = _NoteSend(peer, data)
         try:
             self._track(self._notes_comm.Isend([data, MPI.BYTE], peer), send)
         except MPI.Exception as error:
@@ -713,7 +711,7 @@ class MPITransport(Transport):
         try:
             self.close()
         except GossipError as error:
-            _print(self.rank, str(error))
+            say(self.rank, str(error))
             self.abort(error.exit_code)
 
     def abort(self, code: int) -> NoReturn:
@@ -726,51 +724,3 @@ class MPITransport(Transport):
 
 # Requests that can never complete, with the buffers MPI may still touch: kept until the process ends.
 _abandoned: list[tuple[MPI.Request, _Operation]] = []
-
-
-def install_excepthook(transport: Transport) -> None:
-    """End the whole job when an exception escapes on this rank, in any thread; print it once.
-
-    A `GossipError` is printed as its message, anything else with its traceback, each line after the rank's
-    name. The job's exit code is the error's `exit_code`, 130 for Ctrl-C, else 1. Errors that some other rank
-    explains better wait for `SECOND_HAND` seconds: those that are `second_hand`, such as of a lost peer, and
-    a `UsageError` off rank 0, which every rank raises alike.
-    """
-    pid = os.getpid()
-    defaults = sys.excepthook, threading.excepthook
-
-    def end(error: BaseException) -> NoReturn:
-        if isinstance(error, GossipError) and (
-            error.second_hand or (isinstance(error, UsageError) and transport.rank > 0)
-        ):
-            time.sleep(SECOND_HAND)
-        if isinstance(error, KeyboardInterrupt):
-            _print(transport.rank, "interrupted")
-            transport.abort(130)
-        if isinstance(error, GossipError):
-            _print(transport.rank, str(error))
-            transport.abort(error.exit_code)
-        _print(transport.rank, "".join(traceback.format_exception(error)))
-        transport.abort(1)
-
-    def in_main(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if os.getpid() != pid:  # a fork (a data loader's worker) is not a rank
-            defaults[0](kind, error, trace)
-        else:
-            end(error)
-
-    def in_thread(args: threading.ExceptHookArgs) -> None:
-        if os.getpid() != pid or args.exc_value is None or isinstance(args.exc_value, SystemExit):
-            defaults[1](args)
-        else:
-            end(args.exc_value)
-
-    sys.excepthook, threading.excepthook = in_main, in_thread
-
-
-def _print(rank: int, text: str) -> None:
-    """`text` on stderr, every line after the rank's name, in one write so that ranks do not interleave."""
-    name = f"rank {rank}"
-    lines = (line if line.startswith(name) else f"{name}: {line}" for line in text.rstrip().splitlines())
-    sys.stderr.write("".join(f"{line}\n" for line in lines))
-    sys.stderr.flush()

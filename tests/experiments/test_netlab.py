@@ -523,6 +523,35 @@ def test_hosts_have_the_network_that_was_asked_for() -> None:
     assert facts["left"] == ["lo"]
 
 
+def run_in_lab(*words: str) -> subprocess.CompletedProcess[str]:
+    module = [sys.executable, "-m", "experiments.netlab", "run", *words]
+    return subprocess.run(module, cwd=ROOT, capture_output=True, text=True, timeout=240)
+
+
+@pytest.mark.mpi
+@needs_root
+def test_a_command_of_ones_own_runs_on_the_network() -> None:
+    program = "import os, gossip; w = gossip.world(); print(w.size, os.uname().nodename, w.local_size)"
+    words = ["--hosts", "2", "--bandwidth", "50Mbit", "--latency", "1ms", "--", sys.executable, "-c"]
+    done = run_in_lab(*words, program)
+    assert done.returncode == 0 and sorted(done.stdout.split("\n")) == ["", "2 h0 1", "2 h1 1"], done
+    done = run_in_lab(*words, "import sys; sys.exit(7)")
+    assert done.returncode == 1 and "exit code 7" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--bandwidth", "50Mbit", "--latency", "1ms"], "there is no command to run"),
+        (["--bandwidth", "50Mbit", "--latency", "90s", "--", "true"], "--latency 90s"),
+        (["--bandwidth", "50Mbit", "--latency", "1ms", "--hosts", "0", "--", "true"], "--hosts 0"),
+    ],
+)
+def test_what_cannot_run_is_said(words: list[str], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        command.main(["run", *words])
+
+
 @pytest.mark.slow
 @pytest.mark.mpi
 @needs_root
