@@ -18,7 +18,11 @@ Pieces = Callable[[int], int]
 
 @dataclass(frozen=True)
 class Segment:
-    """Where a parameter, or the part of it that is in this bucket, lies inside the bucket."""
+    """Where a parameter, or the part of it that is in this bucket, lies inside the bucket.
+
+    `shape` is that of the values as they lie there: of a parameter whose dimensions are in another order in
+    memory (channels_last, a transposed matrix), in that order.
+    """
 
     name: str
     offset: int
@@ -77,6 +81,14 @@ def _dense(p: Tensor) -> bool:
                 return False
             expected *= size
     return True
+
+
+def _shape_in_memory(p: Tensor) -> tuple[int, ...]:
+    """The shape of `p` with its dimensions from the outermost in memory to the innermost."""
+    if not _dense(p):
+        return tuple(p.shape)  # the flat vector has it in the usual order
+    dimensions = zip(p.stride(), p.size(), strict=True)
+    return tuple(size for _, size in sorted(dimensions, key=lambda dimension: -dimension[0]))
 
 
 class FlatModel:
@@ -151,7 +163,7 @@ class FlatModel:
         sizes = list(bucket_bytes or ())
         start, segments, parameters = 0, list[Segment](), list[nn.Parameter]()
         for p, name in self.names.items():
-            segments.append(Segment(name, self.offset[p] - start, tuple(p.shape)))
+            segments.append(Segment(name, self.offset[p] - start, _shape_in_memory(p)))
             parameters.append(p)
             end = self.offset[p] + p.numel()
             if sizes and 4 * (end - start) >= sizes[0]:
@@ -178,7 +190,7 @@ class FlatModel:
             if first < last:
                 whole = last - first == p.numel()
                 name = self.names[p] if whole else f"{self.names[p]}[{first - own}:{last - own}]"
-                shape = tuple(p.shape) if whole else (last - first,)
+                shape = _shape_in_memory(p) if whole else (last - first,)
                 segments.append(Segment(name, first - start, shape))
                 inside.append(p)
         return Bucket(start, tuple(segments), tuple(inside), of_a_layer=True)

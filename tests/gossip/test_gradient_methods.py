@@ -256,6 +256,49 @@ def test_powersgd_is_torchs_hook_on_the_mean_gradient(powersgd_hook: Any, rank: 
         torch.testing.assert_close(results[0][0][k], expected, rtol=1e-4, atol=1e-4)
 
 
+def transposed() -> nn.Module:
+    model = nn.Linear(10, 12, bias=False)
+    model.weight = nn.Parameter(torch.randn(10, 12).t())
+    return model
+
+
+@pytest.mark.parametrize("bucket_mb", [None, 1e-5])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Linear(10, 12, bias=False),
+        transposed,
+        lambda: nn.Conv2d(8, 12, 3, bias=False),
+        lambda: nn.Conv2d(8, 12, 3, bias=False).to(memory_format=torch.channels_last),
+        lambda: nn.Sequential(nn.Linear(10, 12, bias=False), nn.Linear(12, 9), nn.Conv2d(3, 9, 3)),
+    ],
+    ids=["linear", "transposed", "conv", "channels last", "several"],
+)
+def test_powersgd_keeps_a_gradient_of_its_rank(
+    make: Callable[[], nn.Module], bucket_mb: float | None
+) -> None:
+    """Whatever the order of the dimensions in memory, rows and columns are those of the tensor."""
+
+    def node() -> list[tuple[Tensor, Tensor]]:
+        torch.manual_seed(0)
+        model = make()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        session = gossip.join(model, optimizer, algorithm="powersgd:rank=1", bucket_mb=bucket_mb)
+        wanted = {p: torch.ones_like(p) for p in model.parameters()}
+        for p in (p for p in wanted if p.dim() > 1):
+            ramp = [torch.randn(size) for size in (len(p), p[0].numel())]
+            wanted[p] = torch.outer(*ramp).view(p.shape)
+        for _ in range(2):
+            optimizer.zero_grad()
+            torch.stack([(p * g).sum() for p, g in wanted.items()]).sum().backward()
+            optimizer.step()
+        session.finish()
+        return [(p.grad, g) for p, g in wanted.items() if p.grad is not None]
+
+    for applied, g in gossip.launch(node, 2)[0]:
+        torch.testing.assert_close(applied, g, rtol=1e-4, atol=1e-5)
+
+
 # -- relations -------------------------------------------------------------------------------------------
 
 
