@@ -124,10 +124,6 @@ class Compressor(ABC):
         options = ",".join(f"{name}={_spec_value(value)}" for name, value in given if value is not None)
         return f"{self.name}:{options}" if options else self.name
 
-    def describe(self) -> str:
-        """The same as str(codec)."""
-        return str(self)
-
 
 def _spec_value(value: object) -> str:
     text = str(value)

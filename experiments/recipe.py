@@ -14,7 +14,7 @@ from experiments import config, schedules, workloads
 from gossip import spec
 from gossip.algorithms import DGC, Algorithm
 from gossip.errors import UsageError
-from gossip.session import applies_lazily
+from gossip.fit import applies_lazily
 from gossip.shard import seed_for
 
 

@@ -23,6 +23,8 @@ from torch import Tensor
 
 from compressors import CODECS, Compressor, kernels
 from gossip.cli import positive_int
+from gossip.errors import UsageError
+from gossip.files import writing
 from gossip.spec import make_codec
 
 SIZES = (10**4, 10**5, 272_474, 10**6, 25 * 10**6)
@@ -225,7 +227,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Print the table while it is measured, then how the targets were met; write the JSON file."""
+    """Print the table while it is measured, then how the targets were met; write the JSON file.
+
+    Raises:
+        UsageError: the file cannot be written; said before anything is measured.
+        WriteError: it cannot be written any more.
+    """
+    if args.json:
+        try:
+            args.json.open("ab").close()
+        except OSError as error:
+            raise UsageError(
+                f"--json {args.json}: {error.strerror}. Give a file that can be written."
+            ) from None
     threads = args.threads or sorted({1, torch.get_num_threads()})
     if args.device != "cpu":
         threads = threads[:1]
@@ -237,9 +251,9 @@ def run(args: argparse.Namespace) -> None:
         print(line(row), flush=True)
     print("\n".join(verdicts(rows)))
     if args.json:
-        args.json.write_text(
-            json.dumps({**machine(), "rows": [asdict(row) for row in rows]}, indent=1) + "\n"
-        )
+        facts = {**machine(), "rows": [asdict(row) for row in rows]}
+        with writing(args.json):
+            args.json.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
 
 def rows_of(

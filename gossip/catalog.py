@@ -10,7 +10,7 @@ import topologies
 from compressors import CODECS, Compressor
 from gossip.algorithms import ALGORITHMS, Algorithm
 from gossip.spec import COMPRESSORS, GRAPHS, METHODS, REQUIRED, Kind, Option, as_typed, options, type_words
-from topologies import RULES, Topology, TopologyError
+from topologies import FAMILIES, RULES, Topology, TopologyError
 
 NODES = 8
 """Combinations are tried on a ring of this many nodes."""
@@ -36,15 +36,16 @@ def catalog(plural: str) -> str:
 
 
 def _entry(name: str, maker: Callable[..., object], details: Iterator[str]) -> str:
-    lines = [f"{name}: {_summary(maker)}"]
+    lines = [f"{name}: {_paragraphs(maker)[0]}"]
     lines += [f"    {_option_line(option)}" for option in options(maker)]
     lines += [f"    {line}" for line in details]
     return "\n".join(lines)
 
 
-def _summary(maker: Callable[..., object]) -> str:
-    """The first paragraph of the docstring, on one line."""
-    return " ".join(inspect.cleandoc(maker.__doc__ or "").partition("\n\n")[0].split())
+def _paragraphs(maker: Callable[..., object]) -> tuple[str, str]:
+    """The first paragraph of the docstring, on one line, and the others as they are."""
+    first, _, others = inspect.cleandoc(maker.__doc__ or "").partition("\n\n")
+    return " ".join(first.split()), others
 
 
 def _option_line(option: Option) -> str:
@@ -90,8 +91,7 @@ def _with_defaults() -> Iterator[tuple[str, Compressor]]:
 
 
 def _topology(name: str) -> Iterator[str]:
-    details = topologies.describe(name).details
-    yield from details.splitlines()
+    yield from _paragraphs(FAMILIES[name])[1].splitlines()
     try:
         graph = topologies.build(name, NODES)
     except TopologyError:
@@ -122,7 +122,7 @@ def _compressor(name: str) -> Iterator[str]:
 
 
 def _weight_rules() -> str:
-    lines = [f"{name}: {_summary(rule)}" for name, rule in RULES.items()]
+    lines = [f"{name}: {_paragraphs(rule)[0]}" for name, rule in RULES.items()]
     return "\n".join(["Mixing weights (--weights name)", *lines])
 
 

@@ -24,7 +24,7 @@ from gossip.errors import UsageError
 from gossip.flat import FlatModel
 from gossip.lane import Lane
 from gossip.lazy import LazyOptimizer
-from gossip.outbox import Outbox, Posting
+from gossip.outbox import Outbox
 from gossip.stats import Stats
 from gossip.transport.base import Transport
 
@@ -214,7 +214,7 @@ class GradientEngine(Engine):
         self._stale.clear()
         if self._lazy is not None:
             self._lazy.check()
-        if self._outbox.posting != Posting():  # as those will be that come later: see LazyOptimizer
+        if not self._outbox.posting.plain:  # as those will be that come later: see LazyOptimizer
             for p in self.flat.names:
                 p.grad = None
         self._end_step()

@@ -47,6 +47,11 @@ class Posting:
     by_priority: bool = False
     in_flight: float = math.inf
 
+    @property
+    def plain(self) -> bool:
+        """Whether messages leave as they come."""
+        return self == Posting()
+
 
 @dataclass(frozen=True)
 class Letter:

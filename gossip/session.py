@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-import os
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from compressors import Compressor, kernels
-from gossip import spec
+from gossip import fit, spec
 from gossip.agreement import agree
 from gossip.algorithms import Adoption, Algorithm
 from gossip.effects import Node
@@ -31,7 +31,7 @@ from gossip.forward_order import ForwardOrder
 from gossip.gradient_engine import GradientEngine
 from gossip.hooks import LoopHooks, Stepping, TraceHooks, attach_waits
 from gossip.lazy import LazyOptimizer
-from gossip.outbox import IN_FLIGHT, Outbox, Posting
+from gossip.outbox import Outbox, Posting
 from gossip.parameter_engine import ParameterEngine
 from gossip.patience import Patience
 from gossip.shard import Shard
@@ -46,10 +46,6 @@ log = logging.getLogger("gossip")
 
 _joined: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 """The models of sessions that have not finished."""
-
-GRADIENT_BUCKETS_MB = (1.0, 25.0)
-"""The first bucket of gradient methods, and all others, are of about these sizes (MiB), as torch's DDP has
-them: the small first one lets models overlap that are small, or whose last layers are large."""
 
 
 def join(
@@ -123,19 +119,19 @@ def join(
             f"the topology has {graph.size} nodes, but {transport.size} ranks are running: "
             f"start {graph.size} (mpirun -n {graph.size} …), or take a topology for {transport.size}."
         )
-    check_graph(method, graph)
+    fit.check_graph(method, graph)
     named = not (isinstance(topology, str) and topology == "ring")
     if named and not method.uses_graph and transport.rank == 0:
         warnings.warn(f"{method.name} does not use a graph: {graph.name} is ignored.", stacklevel=2)
-    for text in (*method.check(graph, codec), *_doubts(method, graph, transport)):
+    for text in (*method.check(graph, codec), *fit.doubts(method, graph, transport)):
         if transport.rank == 0:
             warnings.warn(text, stacklevel=2)
-    _check_optimizer(model, optimizer)
-    posting = _posting(method, order)
-    if overlap and posting != Posting():
-        _check_not_compiled(model)
-    pieces, bucket = method.pieces(transport.size), bucket_bytes(method, bucket_mb)
-    model.to(_device(model, transport, device))
+    fit.check_optimizer(model, optimizer)
+    posting = fit.posting_of(method, order)
+    if overlap and not posting.plain:
+        fit.check_not_compiled(model)
+    pieces, bucket = method.pieces(transport.size), fit.bucket_bytes(method, bucket_mb)
+    model.to(fit.device_of(model, transport, device))
     flat = FlatModel(model, bucket, pieces)
     adoption = method.adopt(optimizer, flat.names)
     try:
@@ -157,152 +153,30 @@ def join(
         )
         for tensor in [flat.vector, *model.buffers(), *(p.data for p in flat.frozen.values())]:
             transport.broadcast(tensor)
-        return Session(
-            model,
-            optimizer,
-            flat,
-            method,
-            graph,
-            codec,
-            transport,
-            seed,
-            overlap,
-            progress,
-            posting,
-            timeout,
-            adoption,
-            None if trace is None else Trace(trace, transport),
-        )
+        settings = Settings(method, graph, codec, seed, overlap, progress, posting, timeout)
+        record = None if trace is None else Trace(trace, transport)
+        return Session(model, optimizer, flat, transport, settings, adoption, record)
     except BaseException:
         adoption.release()  # or a second attempt would adopt an optimizer without momentum
         raise
 
 
-def bucket_bytes(method: Algorithm, bucket_mb: float | None = None) -> tuple[int, ...] | None:
-    """The sizes of buckets for `FlatModel` (None: one of everything), from `join`'s option `bucket_mb`.
-
-    Raises:
-        UsageError: no such size, or the method does not take one.
-    """
-    if bucket_mb is not None:
-        if not isinstance(bucket_mb, int | float) or not 0 < bucket_mb < math.inf:
-            raise UsageError(f"bucket_mb={bucket_mb!r}: give a size in MiB above 0, or leave it out.")
-        if method.one_bucket:
-            raise UsageError(
-                f"bucket_mb={bucket_mb:g}: {method} needs the whole gradient at once. Leave bucket_mb out."
-            )
-        if method.pieces(1) is not None:
-            name = method.name
-            raise UsageError(f"bucket_mb={bucket_mb:g}: {name} cuts layers itself. Type {name}:slice=…")
-        return (int(bucket_mb * 2**20),)
-    if method.kind == "gradient" and not method.one_bucket:
-        return tuple(int(size * 2**20) for size in GRADIENT_BUCKETS_MB)
-    return None
-
-
-def check_graph(method: Algorithm, graph: Topology | Schedule) -> None:
-    """Raise UsageError where the method does not work on this graph."""
-    if method.needs_symmetric and not (graph.is_static and graph.is_symmetric and graph.is_doubly_stochastic):
-        what = "changes from round to round" if not graph.is_static else "has a W that is not symmetric"
-        raise UsageError(
-            f"{method.name} keeps replicas of its neighbours and needs a fixed, symmetric W, "
-            f"but {graph.name} {what}. Take an undirected graph (ring, torus, …), or algorithm dpsgd."
-        )
-    if not graph.is_static and not method.allows_schedule:
-        raise UsageError(f"{method.name} needs a fixed graph, but {graph.name} changes from round to round.")
-
-
-def _doubts(method: Algorithm, graph: Topology | Schedule, transport: Transport) -> Iterator[str]:
-    """Warnings about what works, but hardly as it was meant."""
-    if method.uses_graph and graph.is_static and not graph.is_doubly_stochastic:
-        yield (
-            f"the columns of {graph.name}'s W do not sum to 1: {method.name} then trains for a weighted mean "
-            "of the nodes' losses, while tests take the plain mean of their models."
-        )
-    threads, cores = torch.get_num_threads(), os.cpu_count() or 1
-    if (
-        transport.needs_polling
-        and transport.local_size > 1 < threads
-        and threads * transport.local_size > cores
-    ):
-        yield (
-            f"{transport.local_size} ranks of {threads} threads share the {cores} cores of this host and get "
-            "in each other's way: export OMP_NUM_THREADS=1 (or torch.set_num_threads(1)) is faster."
-        )
-
-
-def _posting(method: Algorithm, order: str | None) -> Posting:
-    """How messages leave."""
-    if order not in (None, "fifo", "priority"):
-        raise UsageError(f"order={order!r}: choose 'fifo' or 'priority'.")
-    if method.posting is not None:
-        if order is not None:
-            raise UsageError(
-                f"order={order!r}: {method.name} has an option for it. "
-                f"Type --algorithm {method.name}:order={order}."
-            )
-        return method.posting
-    if order != "priority":
-        return Posting()
-    if method.kind != "gradient" or not method.sends_messages:
-        means = method.kind == "gradient"
-        why = "takes means over all nodes, which have no order" if means else "exchanges parameters"
-        raise UsageError(
-            f"order='priority': {method.name} {why}. Take p3, or a gradient method that sends messages: "
-            "qsgd, signsgd, dgc, gradient-dropping."
-        )
-    return Posting(by_priority=True, in_flight=IN_FLIGHT)
-
-
-def applies_lazily(method: Algorithm, order: str | None, overlap: bool) -> bool:
-    """Whether the optimizer works module by module when its gradients are there (lazy.py), not in `step`."""
-    return overlap and _posting(method, order) != Posting()
-
-
-def _check_not_compiled(model: nn.Module) -> None:
-    if hasattr(model, "_orig_mod") or any(m._compiled_call_impl is not None for m in model.modules()):
-        raise UsageError(
-            "the model is compiled, and every module must wait for its own gradients before it runs, which "
-            "torch.compile traces away. Use the model as it is, or --no-overlap (join(overlap=False))."
-        )
-
-
-def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    trainable = {p for p in model.parameters() if p.requires_grad}
-    optimized = {p for group in optimizer.param_groups for p in group["params"]}
-    if not trainable & optimized:
-        raise UsageError(
-            "the optimizer holds none of the model's parameters. Make it from this model's parameters(): "
-            "torch.optim.SGD(model.parameters(), lr=0.1)."
-        )
-
-
-def _device(model: nn.Module, transport: Transport, wanted: str | torch.device | None) -> torch.device:
-    if wanted is not None:
-        try:
-            device = torch.device(wanted)
-        except RuntimeError:
-            device = torch.device("meta")
-        if device.type not in ("cpu", "cuda"):
-            raise UsageError(f"device={wanted}: choose cpu, cuda, or one GPU such as cuda:0.")
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise UsageError(f"device={wanted}: this torch sees no GPU here. Use --device cpu.")
-        if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
-            raise UsageError(
-                f"device={wanted}: this host has {torch.cuda.device_count()} GPU(s), numbered from 0."
-            )
-        if device != torch.device("cuda"):
-            return device
-    first = next(model.parameters(), None)
-    if first is not None and first.device.type != "cpu":
-        return first.device
-    if torch.cuda.is_available():
-        return torch.device("cuda", transport.local_rank % torch.cuda.device_count())
-    return torch.device("cpu")
-
-
 def _signature(tensors: Mapping[str, Tensor]) -> list[tuple[str, tuple[int, ...], str]]:
     return [(name, tuple(x.shape), str(x.dtype)) for name, x in tensors.items()]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `join` was told, settled."""
+
+    algorithm: Algorithm
+    topology: Topology | Schedule
+    compressor: Compressor
+    seed: int
+    overlap: bool
+    progress: str
+    posting: Posting
+    timeout: float
 
 
 class Session:
@@ -322,23 +196,17 @@ class Session:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         flat: FlatModel,
-        algorithm: Algorithm,
-        topology: Topology | Schedule,
-        compressor: Compressor,
         transport: Transport,
-        seed: int,
-        overlap: bool,
-        progress: str,
-        posting: Posting,
-        timeout: float,
+        settings: Settings,
         adoption: Adoption,
         trace: Trace | None,
     ) -> None:
-        self.algorithm, self.topology, self.compressor = algorithm, topology, compressor
+        algorithm, compressor, posting = settings.algorithm, settings.compressor, settings.posting
+        self.algorithm, self.topology, self.compressor = algorithm, settings.topology, compressor
         self.world, self.rank, self.size = transport, transport.rank, transport.size
         self.device = flat.vector.device
         self.stats = Stats(trace)
-        self._model, self._optimizer, self._flat, self._seed = model, optimizer, flat, seed
+        self._model, self._optimizer, self._flat, self._seed = model, optimizer, flat, settings.seed
         self._adoption = adoption
         segments = [bucket.segments for bucket in flat.buckets]
         self.notes = tuple(
@@ -350,19 +218,19 @@ class Session:
         tag = transport.reserve_tags(algorithm.slots * len(flat.buckets))
         outbox = Outbox(transport, posting, trace)
         lazy = None
-        if overlap and posting != Posting():
+        if settings.overlap and not posting.plain:
             lazy = LazyOptimizer(optimizer, flat, ForwardOrder(model, flat.names))
         nodes = [
             Node(
                 transport=transport,
                 outbox=outbox,
-                topology=topology,
+                topology=settings.topology,
                 compressor=compressor.for_segments([segment.size for segment in bucket.segments]),
                 stats=self.stats,
                 segments=bucket.segments,
                 device=self.device,
                 bucket=b,
-                seed=seed,
+                seed=settings.seed,
                 tag=tag + algorithm.slots * b,
                 label=bucket.label(b),
                 adopted=tuple(adoption.of(p) for p in bucket.parameters),
@@ -372,24 +240,24 @@ class Session:
         averaging = [node for node in nodes if algorithm.means(node)]
         for channel, node in enumerate(averaging, transport.open_channels(len(averaging))):
             node.channel = channel
-        parts = (flat, algorithm, nodes, outbox, transport, self.stats, overlap, timeout)
+        parts = (flat, algorithm, nodes, outbox, transport, self.stats, settings.overlap, settings.timeout)
         self._engine: Engine
         if algorithm.kind == "gradient":
             self._engine = GradientEngine(*parts, lazy)
         else:
             self._engine = ParameterEngine(*parts)
         self._average_channel = transport.open_channels(1)
-        self._timeout = timeout
+        self._timeout = settings.timeout
         self._stepping = Stepping(transport.rank)
         hooks = LoopHooks(self._engine, flat, optimizer, adoption, self._stepping, lazy is not None)
         trace_hooks = None if trace is None else TraceHooks(trace, flat, model, optimizer)
         self._handles = [
             *(trace_hooks.attach_first() if trace_hooks is not None else ()),
-            *hooks.attach(model, overlap),
+            *hooks.attach(model, settings.overlap),
             *(attach_waits(self._engine, model, optimizer) if lazy is not None else ()),
             *(trace_hooks.attach_last() if trace_hooks is not None else ()),
         ]
-        threaded = progress == "thread" and transport.needs_polling
+        threaded = settings.progress == "thread" and transport.needs_polling
         self._stop_progress = _progress_thread(transport, self._engine) if threaded else lambda: None
         self._rounds_before = 0  # that a loaded state counts, and this session has not made
         self._finished = False

@@ -28,7 +28,7 @@ from compressors import CODECS, Compressor
 from gossip.algorithms import ALGORITHMS, Algorithm
 from gossip.errors import UsageError
 from gossip.suggest import nearest
-from topologies import FAMILIES, RULES, Schedule, Topology, TopologyError
+from topologies import FAMILIES, Schedule, Topology, TopologyError
 
 REQUIRED = inspect.Parameter.empty
 FIRST = ""
@@ -51,7 +51,7 @@ class Option:
     @property
     def example(self) -> str:
         """``key=value`` to type for this option."""
-        plain = self.default not in (REQUIRED, None, "", ())
+        plain = self.default not in (REQUIRED, None, "")
         return f"{self.name}={as_typed(self.default) if plain else _sample(self.type, self.name)}"
 
 
@@ -146,16 +146,15 @@ METHODS = Kind("algorithm", "algorithms", "--algorithm", ALGORITHMS)
 GRAPHS = Kind("topology", "topologies", "--topology", FAMILIES)
 
 
-def parse(text: str, kind: Kind | None = None) -> tuple[str, dict[str, str]]:
+def parse(text: str, kind: Kind) -> tuple[str, dict[str, str]]:
     """Split ``name:key=value,…`` into the name and the values, still text, by key (`FIRST` for one without).
 
-    Commas inside parentheses or brackets do not split; parentheses around a whole value are taken off.
+    Commas inside parentheses do not split; parentheses around a whole value are taken off.
     `kind` is only for the message.
 
     Raises:
         UsageError: no name, unbalanced parentheses, an empty or repeated key, a later value without a key.
     """
-    kind = kind or Kind("spec", "", "", {})
     if not isinstance(text, str):
         raise UsageError(f"{kind.noun}: give a spec such as name:key=value, or an object; this is {text!r}")
     name, _, rest = text.strip().partition(":")
@@ -186,7 +185,7 @@ def options(maker: Callable[..., Any]) -> tuple[Option, ...]:
             Option(
                 field.name,
                 hints[field.name],
-                _default(field),
+                REQUIRED if field.default is dataclasses.MISSING else field.default,
                 field.metadata.get("help", ""),
                 bool(field.kw_only),
             )
@@ -236,62 +235,44 @@ def make_topology(
     Args:
         spec: a name, a networkx graph on the nodes 0 … n-1, a mixing matrix W (float [n, n]), or a Topology
             or Schedule, which is returned as it is.
-        weights: the rule that gives a graph its weights; not used where W is given.
+        weights: the rule that gives a graph its weights; what has weights already takes no rule.
 
     Raises:
-        UsageError: no such family, rule or option; no such graph on n nodes; no valid W.
+        UsageError: no such family, rule or option; no such graph on n nodes; no valid W; a rule for a W.
     """
-    if weights not in RULES:
-        near = nearest(weights, RULES)
-        raise UsageError(
-            f"weights {weights!r}: there is no such rule{f'; did you mean {near!r}?' if near else ''}\n"
-            f"There is: {', '.join(RULES)}\nType for example: --weights {near or next(iter(RULES))}"
-        )
     try:
-        if isinstance(spec, nx.Graph):
-            made: Topology | Schedule = Topology.from_graph(spec, weights=weights, name="custom")
-        elif isinstance(spec, np.ndarray):
-            made = Topology("custom", spec)
-        elif isinstance(spec, Topology | Schedule):
-            made = spec
-        else:
-            name, values = GRAPHS.select(spec)
-            made = topologies.build(name, n, weights=weights, **values)
+        if isinstance(spec, nx.Graph | np.ndarray | Topology | Schedule):
+            return topologies.weighed(spec, weights, "custom")
+        name, values = GRAPHS.select(spec)
+        return topologies.build(name, n, weights=weights, **values)
     except TopologyError as error:
         raise GRAPHS.error(spec if isinstance(spec, str) else type(spec).__name__, str(error)) from None
-    return made
 
 
 def type_words(hint: Any) -> str:
-    """What a value of type `hint` is, for people: "a whole number or tensor"."""
-    members = _members(hint)
-    words = [_words(member) for member in members if member is not str or len(members) == 1]
-    return " or ".join(words) if str not in members or len(members) == 1 else " or ".join([*words, "a word"])
+    """What a value of type `hint` is, for people: "a whole number or text"."""
+    return " or ".join(map(_words, _members(hint)))
 
 
 def as_typed(value: Any) -> str:
     """A default as one would type it."""
-    if isinstance(value, tuple):
-        return "x".join(map(str, value))
     if isinstance(value, Compressor) and ":" in str(value):
         return f"({value})"
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def _split(rest: str, text: str, kind: Kind) -> list[str]:
-    """Split at commas outside parentheses and brackets."""
-    items, closers, start = [], [], 0
+    """Split at commas outside parentheses."""
+    items, depth, start = [], 0, 0
     for at, character in enumerate(rest):
-        if character in "([":
-            closers.append(")" if character == "(" else "]")
-        elif character in ")]":
-            if not closers or closers.pop() != character:
-                raise kind.error(text, f"{character!r} closes nothing; check the parentheses")
-        elif character == "," and not closers:
+        depth += (character == "(") - (character == ")")
+        if depth < 0:
+            raise kind.error(text, "')' closes nothing; check the parentheses")
+        if character == "," and depth == 0:
             items.append(rest[start:at])
             start = at + 1
-    if closers:
-        raise kind.error(text, f"{closers[-1]!r} is missing (in a shell, quote a spec that has parentheses)")
+    if depth:
+        raise kind.error(text, "')' is missing (in a shell, quote a spec that has parentheses)")
     return [*items, rest[start:]]
 
 
@@ -340,9 +321,6 @@ def _convert_one(text: str, hint: Any) -> Any:
         if text not in typing.get_args(hint):
             raise ValueError(text)
         return text
-    if typing.get_origin(hint) is tuple:
-        of = typing.get_args(hint)[0]
-        return tuple(_convert_one(part, of) for part in re.split("[x,]", text.strip("[]")))
     if isinstance(hint, type) and issubclass(hint, Compressor):
         return make_codec(text)
     raise TypeError(f"an option of type {hint} cannot be given as text")
@@ -354,8 +332,6 @@ def _words(hint: Any) -> str:
         return plain[hint]
     if typing.get_origin(hint) is typing.Literal:
         return " or ".join(map(str, typing.get_args(hint)))
-    if typing.get_origin(hint) is tuple:
-        return "numbers such as 4x4"
     return "a compressor"
 
 
@@ -364,14 +340,6 @@ def _sample(hint: Any, name: str) -> str:
     member = next((member for member in _members(hint) if member is not type(None)), hint)
     if typing.get_origin(member) is typing.Literal:
         return str(typing.get_args(member)[0])
-    if typing.get_origin(member) is tuple:
-        return "4x4"
     if isinstance(member, type) and issubclass(member, Compressor):
         return "qsgd"
     return {int: "4", float: "0.1", bool: "true"}.get(member, name.upper())
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return REQUIRED if field.default is dataclasses.MISSING else field.default

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -56,27 +57,47 @@ def of_rounds(
         buckets: the tensors of each bucket, as `FlatModel` cuts them.
     """
     sent, exact = [0] * graph.size, True
-    nodes = (node for b, segments in enumerate(buckets) for node in views(graph, codec, segments, b))
-    for node, t in itertools.product(nodes, rounds):
-        node.t = t
-        for message in method.expects(node):
-            reader, size = node.reads(message)
-            sent[message.frm] += 4 * size if reader is None else reader.max_bytes(size)
-            exact = exact and (reader is None or reader.fixed_size)
-        sent[node.rank] += sum(mean_bytes(length, node.size) for length in method.means(node))
+    for b, segments in enumerate(buckets):
+        nodes = list(views(graph, codec, segments, b))
+        for message in messages(method, nodes, rounds):
+            sent[message.frm] += message.bytes
+            exact = exact and (message.codec is None or message.codec.fixed_size)
+        for node, t in itertools.product(nodes, rounds):
+            node.t = t
+            sent[node.rank] += sum(mean_bytes(length, node.size) for length in method.means(node))
     return Traffic(tuple(sent), exact)
+
+
+class Declared(NamedTuple):
+    """A message of a round: `values` values, of which `codec` (None: float32) makes at most `bytes` bytes."""
+
+    frm: int
+    to: int
+    slot: int
+    codec: Compressor | None
+    values: int
+    bytes: int
+
+
+def messages(method: Algorithm, nodes: Sequence[Node], rounds: Iterable[int]) -> Iterator[Declared]:
+    """All that these nodes receive in these rounds."""
+    for t, node in itertools.product(rounds, nodes):
+        node.t = t
+        for e in method.expects(node):
+            yield Declared(e.frm, node.rank, e.slot, *node.reads(e), node.most_bytes(e))
 
 
 def views(
     graph: Topology | Schedule, codec: Compressor, segments: Sequence[Segment], bucket: int = 0
 ) -> Iterator[Node]:
     """Every rank's view of a bucket, to ask a method what it declares; nothing can be sent."""
+    bound = codec.for_segments([segment.size for segment in segments])
     for transport in World(graph.size).nodes:
         yield Node(
             transport=transport,
             outbox=Outbox(transport, Posting()),
             topology=graph,
-            compressor=codec.for_segments([segment.size for segment in segments]),
+            compressor=bound,
             stats=Stats(),
             segments=tuple(segments),
             device=torch.device("cpu"),
@@ -94,10 +115,17 @@ def recurring(method: Algorithm, graph: Topology | Schedule) -> range:
 
 
 def per_step(
-    method: Algorithm, graph: Topology | Schedule, codec: Compressor, buckets: Sequence[Sequence[Segment]]
+    method: Algorithm,
+    graph: Topology | Schedule,
+    codec: Compressor,
+    buckets: Sequence[Sequence[Segment]],
+    first: int | None = None,
 ) -> Traffic:
-    """What an optimizer step sends in a long run, after any warm-up: the mean over the recurring rounds."""
-    rounds = recurring(method, graph)
+    """What an optimizer step sends in a long run, after any warm-up; or the mean over the `first` so many.
+
+    Of the first, whole rounds count: where every=H does not divide them, some methods have begun another.
+    """
+    rounds = recurring(method, graph) if first is None else range(1, first // method.every + 1)
+    steps = len(rounds) * method.every if first is None else first
     total = of_rounds(method, graph, codec, buckets, rounds)
-    steps = len(rounds) * getattr(method, "every", 1)
     return Traffic(tuple(bytes / steps for bytes in total.sent), total.exact)

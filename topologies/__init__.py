@@ -11,22 +11,20 @@ from __future__ import annotations
 # Imported for what they register.
 from topologies import classic, exponential, files, grids, random_graphs, social  # noqa: F401
 from topologies.errors import TopologyError
-from topologies.make import build
+from topologies.make import build, weighed
 from topologies.matrix import MixingMatrix, Topology
-from topologies.registry import FAMILIES, Description, Option, describe, family
+from topologies.registry import FAMILIES, family
 from topologies.schedule import Schedule
 from topologies.weights import RULES
 
 __all__ = [
     "FAMILIES",
     "RULES",
-    "Description",
     "MixingMatrix",
-    "Option",
     "Schedule",
     "Topology",
     "TopologyError",
     "build",
-    "describe",
     "family",
+    "weighed",
 ]

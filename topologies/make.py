@@ -1,19 +1,16 @@
-"""From a family's name and options to a Topology or a Schedule."""
+"""From a family's name and options, a graph or a matrix to a Topology or a Schedule."""
 
 from __future__ import annotations
 
-import numbers
-from typing import Any
+import inspect
 
+import networkx as nx
 import numpy as np
 
 from topologies.errors import TopologyError, unknown
 from topologies.matrix import Topology
-from topologies.registry import FAMILIES, Description, Option, describe
+from topologies.registry import FAMILIES, Made
 from topologies.schedule import Schedule
-from topologies.weights import RULES
-
-ABSTRACT: dict[Any, Any] = {int: numbers.Integral, float: numbers.Real}
 
 
 def build(name: str, n: int, weights: str = "metropolis", **options: object) -> Topology | Schedule:
@@ -23,51 +20,31 @@ def build(name: str, n: int, weights: str = "metropolis", **options: object) -> 
     The result is a pure function of the arguments (and of the file, if any): every rank can build its own.
     Raises TopologyError when a name is unknown, an option is missing or unfit, or n nodes have no such graph.
     """
-    description = describe(name)
-    if weights not in RULES:
-        raise unknown("weight rule", weights, RULES)
+    if name not in FAMILIES:
+        raise unknown("topology", name, FAMILIES)
     if not isinstance(n, int) or n < 1:
         raise TopologyError(f"{name}: cannot have {n!r} nodes; n must be a whole number, 1 or more")
-    options = _checked(description, options)
-    made = FAMILIES[name](n, **options)
-    title = spec(name, options)
-    if isinstance(made, (np.ndarray, Schedule)) and weights != "metropolis":
-        raise TopologyError(f"{title} has its own weights, the rule {weights} does not apply: leave it out")
-    if isinstance(made, Schedule):
-        return made
-    if isinstance(made, np.ndarray):
-        return Topology(title, made)
-    return Topology.from_graph(made, weights, title)
+    signature = inspect.signature(FAMILIES[name])
+    try:
+        signature.bind(n, **options)
+    except TypeError as error:
+        _, *known = signature.parameters
+        raise TopologyError(f"{name}: {error}; its options: {', '.join(known) or 'none'}") from None
+    return weighed(FAMILIES[name](n, **options), weights, spec(name, options))
+
+
+def weighed(made: Made | Topology, weights: str, name: str) -> Topology | Schedule:
+    """A graph with the weights of the rule `weights`; a matrix, Topology or Schedule with its own.
+
+    Raises TopologyError for a rule where there are weights already, so that none is ignored.
+    """
+    if isinstance(made, nx.Graph):
+        return Topology.from_graph(made, weights, name)
+    if weights != "metropolis":
+        raise TopologyError(f"{name} has its own weights, the rule {weights} does not apply: leave it out")
+    return Topology(name, made) if isinstance(made, np.ndarray) else made
 
 
 def spec(name: str, options: dict[str, object]) -> str:
     """What one types for this topology: "regular:d=4,seed=1"."""
     return name + ":" * bool(options) + ",".join(f"{key}={value}" for key, value in options.items())
-
-
-def _checked(description: Description, options: dict[str, object]) -> dict[str, Any]:
-    """The options as plain Python values of their declared types."""
-    known = {option.name: option for option in description.options}
-    for key in options:
-        if key not in known:
-            raise unknown(f"option of {description.name}", key, known)
-    for option in description.options:
-        if option.required and option.name not in options:
-            raise TopologyError(f"{description.name} needs {option.name}: {_example(description, option)}")
-    return {key: _typed(description, known[key], value) for key, value in options.items()}
-
-
-def _typed(description: Description, option: Option, value: object) -> Any:
-    # numpy's numbers are welcome, but random.Random takes only Python's; True is not a number here.
-    wanted = ABSTRACT.get(option.type, option.type)
-    if isinstance(value, bool) == (option.type is bool) and isinstance(value, wanted):
-        return option.type(value) if option.type in ABSTRACT else value
-    raise TopologyError(
-        f"{description.name}: {option.name} must be of type {getattr(option.type, '__name__', option.type)},"
-        f" given {value!r}; type for example {_example(description, option)}"
-    )
-
-
-def _example(description: Description, option: Option) -> str:
-    value = option.name.upper() if option.default in (None, "") else option.default
-    return f"{description.name}:{option.name}={value}"

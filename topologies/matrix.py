@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import networkx as nx
 import numpy as np
@@ -19,10 +19,9 @@ Matrix = npt.NDArray[np.float64]
 TOLERANCE = 1e-9  # on row sums, column sums and symmetry
 
 
-def spectral_radius(W: Matrix, symmetric: bool) -> float:
+def spectral_radius(eigenvalues: npt.NDArray[Any]) -> float:
     """rho = max |l_i| over the eigenvalues of W other than its eigenvalue 1; 0 for one node."""
-    values = np.linalg.eigvalsh(W) if symmetric else np.linalg.eigvals(W)
-    others = np.delete(values, np.argmin(np.abs(values - 1)))
+    others = np.delete(eigenvalues, np.argmin(np.abs(eigenvalues - 1)))
     return float(np.abs(others).max(initial=0.0))
 
 
@@ -104,17 +103,20 @@ class MixingMatrix:
     @cached_property
     def spectral_gap(self) -> float:
         """1 - rho, rho = max(|l_2|, |l_n|): the share of the consensus distance that one exchange removes."""
-        return 1.0 - spectral_radius(self.W, self.is_symmetric)
+        return 1.0 - spectral_radius(self._eigenvalues)
 
     @cached_property
     def mu(self) -> float:
         """max_i |l_i - 1|, which bounds the compression noise that DCD-PSGD tolerates (arXiv 1803.06443)."""
-        values = np.linalg.eigvalsh(self.W) if self.is_symmetric else np.linalg.eigvals(self.W)
-        return float(np.abs(values - 1).max())
+        return float(np.abs(self._eigenvalues - 1).max())
 
     def fingerprint(self) -> str:
         """Hex sha256 of W as little-endian float64 in row order: the same on every platform."""
         return hashlib.sha256(self.W.astype("<f8").tobytes()).hexdigest()
+
+    @cached_property
+    def _eigenvalues(self) -> npt.NDArray[Any]:
+        return np.linalg.eigvalsh(self.W) if self.is_symmetric else np.linalg.eigvals(self.W)
 
     @cached_property
     def _in_neighbors(self) -> tuple[tuple[int, ...], ...]:

@@ -6,6 +6,7 @@ A draw that is not connected is thrown away and the next one taken from the same
 from __future__ import annotations
 
 import math
+import operator
 import random
 from collections.abc import Callable
 
@@ -82,7 +83,7 @@ def _regular_exists(n: int, d: int) -> bool:
 
 
 def _connected(draw: Callable[[random.Random], nx.Graph], seed: int, title: str, fits: str) -> nx.Graph:
-    rng = random.Random(seed)
+    rng = random.Random(operator.index(seed))  # it takes no numpy numbers
     for _ in range(DRAWS):
         graph = draw(rng)
         if nx.is_connected(graph):

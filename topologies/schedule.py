@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from typing import ClassVar
 
+import numpy as np
+
 from topologies.errors import TopologyError
 from topologies.matrix import MixingMatrix, spectral_radius
 
@@ -77,7 +79,7 @@ class Schedule:
     def spectral_gap(self) -> float:
         """1 - rho^(1/period), rho of the whole cycle's product: the gap of a static W that mixes as fast."""
         product = reduce(lambda done, matrix: matrix.W @ done, self.rounds[1:], self.rounds[0].W)
-        rho = spectral_radius(product, symmetric=False)
+        rho = spectral_radius(np.linalg.eigvals(product))
         # Below this rho is rounding noise, which the root would blow up: the cycle averages exactly.
         return 1.0 - rho ** (1 / self.period) if rho > 1e-12 else 1.0
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from compressors import Compressor
 from gossip.algorithms import Algorithm
 from gossip.errors import UsageError
-from gossip.spec import make_algorithm, make_codec, nearest
+from gossip.spec import make_algorithm, make_codec
+from gossip.suggest import nearest
 from topologies import Schedule, Topology
 
 

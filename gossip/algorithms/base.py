@@ -35,6 +35,8 @@ def register(name: str) -> Callable[[A], A]:
     """Class decorator: make an algorithm known as `name` on the command line."""
 
     def add(cls: A) -> A:
+        if name in ALGORITHMS:
+            raise ValueError(f"two algorithms are named {name!r}")
         cls.name = name
         ALGORITHMS[name] = cls
         return cls

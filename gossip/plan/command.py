@@ -144,13 +144,17 @@ MOST_PARAMETERS, MOST_NODES = 1e13, 2048
 
 
 def matrix(values: float) -> nn.Module:
-    """A model that is one matrix of so many values, as square as can be, on the meta device."""
+    """A model that is one matrix of so many values, on the meta device.
+
+    It is at most about four times as wide as high. Where so many values make none (a prime number's would be
+    one row), it has the fewest values less that do; of what is left, the most square.
+    """
     if not (1 <= values <= MOST_PARAMETERS and values == int(values)):
         raise UsageError(
             f"--parameters {values:g}: give a whole number up to {MOST_PARAMETERS:g}, such as 25.6e6."
         )
     n = int(values)
-    rows = next(k for k in range(math.isqrt(n), 0, -1) if n % k == 0)
+    rows = min(range(math.isqrt(n), math.isqrt(n // 4), -1), key=lambda k: n % k)
     return nn.Linear(n // rows, rows, bias=False, device="meta")
 
 

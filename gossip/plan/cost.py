@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gossip.algorithms import CHOCO, DCD, DPSGD, ECD, Algorithm, Naive
+from gossip.algorithms import Algorithm
 from gossip.errors import UsageError
 from gossip.mpirun import EAGER_BYTES
 from gossip.plan.trips import Round, Trip
@@ -146,13 +146,6 @@ class Step:
     own: float
 
 
-def hides(method: Algorithm) -> bool:
-    """Whether a parameter method's exchange has the whole forward and backward pass to hide behind."""
-    if isinstance(method, DPSGD):
-        return method.order == "mix"
-    return isinstance(method, CHOCO | DCD | ECD | Naive)
-
-
 def step(
     method: Algorithm,
     buckets: Sequence[Round],
@@ -170,12 +163,12 @@ def step(
         compute: c, seconds of a step without exchange.
         own: seconds that the method itself computes in a round: encode, decode.
     """
-    every = getattr(method, "every", 1)
+    every = method.every
     exchange = _end(link, buckets, [0.0] * len(buckets))
     if not overlap:
         exposed = exchange
     elif method.kind == "parameter":
-        exposed = max(0.0, exchange - every * compute) if hides(method) else exchange
+        exposed = max(0.0, exchange - every * compute) if method.hides else exchange
     else:
         filled = [n / max(1, sum(sizes)) for n in itertools.accumulate(sizes)]
         ready = [(FORWARD + (1 - FORWARD) * share) * compute for share in filled]

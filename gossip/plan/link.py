@@ -107,7 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Measure and print; rank 0 writes the file. Raises UsageError."""
+    """Measure and print; rank 0 writes the file. Raises UsageError, and WriteError before or after."""
     world = transport.world()
     if world.size < 2:
         raise UsageError("a link joins two: mpirun -n 4 --host … python -m gossip link (one rank per host).")
@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> None:
         raise UsageError(f"--large {args.large:g}: give {2 * SMALL} to {LARGEST:g} bytes.")
     if args.out is not None and world.rank == 0:
         with writing(args.out):
-            args.out.touch()
+            args.out.open("ab").close()  # better now than after measuring
     small, large = measure(world, large=int(args.large))
     if world.rank == 0:
         link = Link.measure(small, large)
@@ -126,5 +126,7 @@ def run(args: argparse.Namespace) -> None:
         if world.local_size == world.size:
             print("all ranks are on one host: this is its memory, not a network")
         if args.out:
-            args.out.write_text(json.dumps({"small": asdict(small), "large": asdict(large)}, indent=1) + "\n")
+            facts = {"small": asdict(small), "large": asdict(large)}
+            with writing(args.out):
+                args.out.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     world.barrier()

@@ -18,10 +18,10 @@ from compressors import Compressor
 from gossip import shapes, traffic
 from gossip.algorithms import DGC, Algorithm, GradientDropping
 from gossip.errors import UsageError
+from gossip.fit import bucket_bytes, check_graph
 from gossip.flat import FlatModel
 from gossip.plan import cost, trips
 from gossip.plan.cost import Link, Step
-from gossip.session import bucket_bytes, check_graph
 from gossip.spec import make_algorithm, make_codec, make_topology
 from gossip.transport.base import mean_bytes
 from topologies import Schedule, Topology
@@ -88,13 +88,16 @@ class Candidate:
     def of(
         cls, model: nn.Module, method: Algorithm, graph: Topology | Schedule, codec: Compressor
     ) -> Candidate:
-        """`model` may be on the meta device; only its shapes are looked at."""
-        buckets = cut(model, method, graph.size)
+        """`model` may be on the meta device; only its shapes are looked at. Raises UsageError for slices."""
+        if method.pieces(graph.size) is not None:
+            raise UsageError(
+                f"{method.name} is not planned: its slices have owners of their own, which this model of a "
+                "network knows nothing of. Simulate it: python -m experiments.p3_simulation --help"
+            )
+        buckets = cut(model, method)
 
         def rounds(t: int) -> tuple[trips.Round, ...]:
-            return tuple(
-                trips.of_round(method, graph, codec, segments, t, b) for b, segments in enumerate(buckets)
-            )
+            return tuple(trips.of_round(method, graph, codec, segments, t) for segments in buckets)
 
         return cls(
             method=method,
@@ -131,7 +134,7 @@ class Candidate:
             compressor=None if self.method.sends_exact else str(self.codec),
             topology=self.graph.name if on_graph else None,
             time=self.step(link, compute, overlap),
-            sent=sent / getattr(self.method, "every", 1),
+            sent=sent / self.method.every,
             spectral_gap=self.graph.spectral_gap if on_graph else 1.0,
             warnings=tuple(self.method.check(self.graph, self.codec)),
             notes=tuple(_density(self.method, self.graph.size, sum(self.sizes), sent, self.at_first)),
@@ -157,7 +160,7 @@ def rank(
     method is left out.
 
     Raises:
-        UsageError: no such method, graph or codec; or nothing is left.
+        UsageError: no such method, graph or codec; one that cannot be planned; or nothing is left.
     """
     graphs = _all_graphs(nodes) if topologies is None else [make_topology(spec, nodes) for spec in topologies]
     plans = [
@@ -178,10 +181,10 @@ def _order(plan: Plan) -> tuple[bool, int, float, float]:
     return bool(plan.warnings), time, -plan.spectral_gap, plan.sent
 
 
-def cut(model: nn.Module, method: Algorithm, nodes: int) -> list[trips.Segments]:
+def cut(model: nn.Module, method: Algorithm) -> list[trips.Segments]:
     """The tensors of each bucket, as `join` would cut them; `model` itself is left as it is."""
     twin = shapes.of(model, "").module()
-    return [bucket.segments for bucket in FlatModel(twin, bucket_bytes(method), method.pieces(nodes)).buckets]
+    return [bucket.segments for bucket in FlatModel(twin, bucket_bytes(method)).buckets]
 
 
 @lru_cache(maxsize=256)

@@ -1,9 +1,9 @@
-"""What a round sends, as trips through the network. The one place where the planner's byte counts come from.
+"""What a round sends, as trips through the network.
 
 A *trip* is what travels at the same time; a *chain* is trips of which each waits for the one before. A
-neighbour method makes one trip, an all-reduce a chain of 2(n − 1) or fewer. Messages are those that the
-method itself declares (`Algorithm.expects`), in the size that its codec declares (`max_bytes`); where a
-message's length depends on the data, that is the most it can be.
+neighbour method makes one trip, an all-reduce a chain of 2(n − 1) or fewer. Messages and their bytes are
+those of traffic.py, as the method and its codec declare them: the most there can be, where a message's
+length depends on the data.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gossip.algorithms import Algorithm
 from gossip.flat import Segment
 from gossip.transport import ring
 from gossip.transport.base import mean_bytes
-from topologies import Schedule, Topology
+from topologies import MixingMatrix, Schedule, Topology
 
 Segments = tuple[Segment, ...]
 
@@ -64,31 +64,25 @@ class Round:
 
 
 def of_round(
-    method: Algorithm,
-    graph: Topology | Schedule,
-    codec: Compressor,
-    segments: Segments,
-    t: int,
-    bucket: int = 0,
+    method: Algorithm, graph: Topology | Schedule, codec: Compressor, segments: Segments, t: int
 ) -> Round:
-    """Round t (from 1) on the bucket of these tensors, as `gossip.join` with these objects would run it."""
-    nodes = list(traffic.views(graph, codec, segments, bucket))
-    if method.kind == "gradient" and method.pieces(graph.size) is None:
+    """Round t (from 1) on the bucket of these tensors, as `gossip.join` with these objects would run it.
+
+    Not for slices (`Algorithm.pieces`): each has an owner of its own, and so another busiest node.
+    """
+    nodes = list(traffic.views(graph, codec, segments))
+    if method.kind == "gradient" or (method.uses_graph and _regular(graph.at(t))):
         nodes = nodes[:1]  # every node does the same: what one receives, one sends
     sent: defaultdict[int, defaultdict[int, float]] = defaultdict(lambda: defaultdict(float))
     received: defaultdict[int, defaultdict[int, float]] = defaultdict(lambda: defaultdict(float))
     largest: defaultdict[int, float] = defaultdict(float)
-    coded: list[tuple[Compressor, int]] = []
-    for node in nodes:
-        node.t = t
-        for e in method.expects(node):
-            reader, length = node.reads(e)
-            size = 4 * length if reader is None else reader.max_bytes(length)
-            if reader is not None:  # keys go beside the values, and take no coding
-                coded.append((reader.values if isinstance(reader, Keyed) else reader, length))
-            received[e.slot][node.rank] += size
-            sent[e.slot][e.frm] += size
-            largest[e.slot] = max(largest[e.slot], size)
+    coded: list[traffic.Declared] = []
+    for message in traffic.messages(method, nodes, [t]):
+        received[message.slot][message.to] += message.bytes
+        sent[message.slot][message.frm] += message.bytes
+        largest[message.slot] = max(largest[message.slot], message.bytes)
+        if message.codec is not None:
+            coded.append(message)
     if len(nodes) < graph.size:
         sent = received
     trips = tuple(
@@ -97,7 +91,9 @@ def of_round(
     means = method.means(nodes[0])
     chain = tuple(trip for length in means for trip in mean_trips(4 * length, graph.size))
     by_node = [sum(slot[node.rank] for slot in sent.values()) for node in nodes]
-    codec_used, values = coded[0] if coded else (None, 0)
+    codec_used, values = (coded[0].codec, coded[0].values) if coded else (None, 0)
+    if isinstance(codec_used, Keyed):
+        codec_used = codec_used.values  # keys go beside the values, and take no coding
     encodes = 1 if len(sent) == 1 else graph.size  # what makes two trips goes in parts
     return Round(
         chains=tuple(filter(None, (trips, chain))),
@@ -107,6 +103,12 @@ def of_round(
         encodes=encodes if coded else 0,
         decodes=len(coded) / len(nodes) + 1 if coded else 0.0,
     )
+
+
+def _regular(W: MixingMatrix) -> bool:
+    """Whether all nodes send and receive the same number of messages. Of a complete graph there are n²."""
+    degrees = {len(of(rank)) for of in (W.in_neighbors, W.out_neighbors) for rank in range(W.size)}
+    return len(degrees) == 1
 
 
 def mean_trips(size: float, n: int) -> Chain:

@@ -22,7 +22,7 @@ from torch import nn
 
 from compressors import Shape
 from gossip.errors import UsageError
-from gossip.spec import nearest
+from gossip.suggest import nearest
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -329,7 +329,7 @@ def test_pickle_equality_and_spec(codec: Compressor) -> None:
     again = pickle.loads(pickle.dumps(codec))
     assert again == codec and hash(again) == hash(codec) and str(again) == str(codec)
     spec = str(codec)
-    assert spec == codec.describe() and spec.split(":")[0] == codec.name
+    assert spec.split(":")[0] == codec.name
     for f in fields(codec):  # type: ignore[arg-type]
         if "help" in f.metadata and getattr(codec, f.name) is not None:
             assert f"{f.name}=" in spec

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -14,6 +15,8 @@ import torch
 
 from compressors import CODECS
 from gossip import bench
+from gossip.__main__ import main
+from gossip.errors import UsageError, WriteError
 from gossip.spec import make_codec
 
 ROOT = Path(__file__).parents[2]
@@ -58,6 +61,33 @@ def test_verdicts_name_what_was_missed() -> None:
     on_gpu = replace(row("sign", 1, 10.0), device="cuda", copy_ms=10.0)
     assert "MISSED" in next(bench.verdicts([on_gpu]))
     assert "met" in next(bench.verdicts([replace(on_gpu, encode_ms=8.0)]))
+
+
+def bench_to(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("bench", "codecs", "--codec", "sign", "--sizes", "1e3", "--threads", "1", "--repeats", "1")
+    monkeypatch.setattr("sys.argv", ["gossip", *words, "--json", str(file)])
+    main()
+
+
+@pytest.mark.parametrize(("file", "why"), [("none/x.json", "No such file"), (".", "Is a directory")])
+def test_a_file_that_cannot_be_written_is_refused_before_measuring(
+    file: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "measure", lambda *args: pytest.fail("measured first"))
+    with pytest.raises(UsageError, match=f"--json .*: {why}"):
+        bench_to(tmp_path / file, monkeypatch)
+
+
+def test_a_full_disk_takes_the_file_and_not_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*args: object, **keywords: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(WriteError, match=r"x\.json cannot be written: No space left"):
+        bench_to(tmp_path / "x.json", monkeypatch)
+    assert "sign" in capsys.readouterr().out
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -262,6 +262,12 @@ def transposed() -> nn.Module:
     return model
 
 
+def channels_last() -> nn.Module:
+    model = nn.Conv2d(8, 12, 3, bias=False)
+    model.weight.data = model.weight.data.contiguous(memory_format=torch.channels_last)
+    return model
+
+
 @pytest.mark.parametrize("bucket_mb", [None, 1e-5])
 @pytest.mark.parametrize(
     "make",
@@ -269,7 +275,7 @@ def transposed() -> nn.Module:
         lambda: nn.Linear(10, 12, bias=False),
         transposed,
         lambda: nn.Conv2d(8, 12, 3, bias=False),
-        lambda: nn.Conv2d(8, 12, 3, bias=False).to(memory_format=torch.channels_last),
+        channels_last,
         lambda: nn.Sequential(nn.Linear(10, 12, bias=False), nn.Linear(12, 9), nn.Conv2d(3, 9, 3)),
     ],
     ids=["linear", "transposed", "conv", "channels last", "several"],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import errno
 import json
 import math
 from dataclasses import replace
@@ -17,7 +19,7 @@ import gossip
 from gossip import __main__ as commands
 from gossip import transport, units
 from gossip.algorithms import ALGORITHMS
-from gossip.errors import UsageError
+from gossip.errors import UsageError, WriteError
 from gossip.plan import cost, link, ranking, trips
 from gossip.plan.cost import Exchange, Link
 from gossip.spec import make_algorithm, make_codec, make_topology
@@ -30,11 +32,11 @@ def model() -> nn.Module:
 
 
 SEPARATE = ("dgc", "gradient-dropping", "p3")
-"""Two have an option here; every slice of p3 has another busiest node (test_bytes.py adds them up)."""
+"""Two have an option here; p3 is not planned (test_bytes.py has its bytes)."""
 
 
 def segments(of: nn.Module) -> trips.Segments:
-    (one,) = ranking.cut(of, make_algorithm("dpsgd"), 1)
+    (one,) = ranking.cut(of, make_algorithm("dpsgd"))
     return one
 
 
@@ -67,6 +69,7 @@ def counted(algorithm: str, codec: str, topology: str, n: int) -> list[int]:
         ("dcd", "sign", "complete"),
         ("dpsgd", "identity", "one-peer"),
         ("choco", "topk:ratio=0.1", "chain"),
+        ("dcd", "qsgd:bits=8", "tree"),
         ("qsgd:gather=scatter", "qsgd:bits=8", "ring"),
         ("qsgd:gather=all", "qsgd:bits=8", "ring"),
     ],
@@ -248,10 +251,16 @@ def test_graphs_that_do_not_exist_are_left_out(nodes: int) -> None:
     assert {"ring", "complete"} <= names and ("hypercube" in names) == (nodes == 64)
 
 
-@pytest.mark.parametrize("spec", ["plump", "slim", "p3", "local", "allreduce"])
+@pytest.mark.parametrize("spec", ["plump", "slim", "local", "allreduce"])
 def test_a_method_without_a_graph_is_planned_without_one(spec: str) -> None:
     (plan,) = ranking.rank(model(), 4, LINKS[0], algorithms=[spec], compressors=["fp16"])
     assert plan.topology is None and plan.spectral_gap == 1
+
+
+def test_slices_with_owners_of_their_own_are_refused() -> None:
+    """A round is one busiest node's: slices of different owners have different ones."""
+    with pytest.raises(UsageError, match=r"p3 is not planned: .*python -m experiments.p3_simulation"):
+        ranking.rank(model(), 4, LINKS[0], algorithms=["allreduce", "p3:slice=30"])
 
 
 def test_sparse_methods_say_how_dense_the_sum_can_get() -> None:
@@ -395,10 +404,21 @@ def test_models_by_name() -> None:
 
     made = from_spec("experiments.models:build:resnet20")
     assert sum(p.numel() for p in made.parameters()) == 272_474 and next(made.parameters()).is_meta
-    assert sum(p.numel() for p in matrix(25e6).parameters()) == 25_000_000
+    for values, shape in ((1, (1, 1)), (3, (1, 3)), (25_000_000, (5000, 5000)), (25_600_000, (5000, 5120))):
+        (one,) = matrix(values).parameters()
+        assert one.shape == shape and one.is_meta
     for wrong in ("nowhere:model", "math:sqrt", "json:dumps:1", "experiments.models"):
         with pytest.raises(UsageError, match=f"--model {wrong}"):
             from_spec(wrong)
+
+
+@pytest.mark.parametrize("prime", [2, 5, 101, 25_600_013])
+def test_a_prime_number_of_parameters_makes_no_single_row(prime: int) -> None:
+    from gossip.plan.command import matrix
+
+    (made,) = matrix(prime).parameters()
+    rows, columns = made.shape
+    assert prime - 3 <= made.numel() <= prime and rows <= columns <= max(2, 4.2 * rows)
 
 
 def test_exchanges_are_timed_on_any_transport() -> None:
@@ -411,6 +431,28 @@ def test_exchanges_are_timed_on_any_transport() -> None:
     found = gossip.launch(node, 3)
     assert len({seconds for seconds, _ in found}) == 1 and found[0][0] > 0
     assert all(sent == 3 * 2 * 1000 for _, sent in found)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_link_file_that_cannot_be_written_is_one_message(
+    full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is measured if it can be known, else after the measurement has been printed."""
+
+    def no_space(*args: object, **keywords: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def time_exchange(world: object, neighbors: object, size: int) -> float:
+        assert full, "measured first"
+        return 1e-3 + 1e-8 * size
+
+    monkeypatch.setattr(Path, "write_text", no_space)
+    monkeypatch.setattr(link, "time_exchange", time_exchange)
+    out = tmp_path / ("link.json" if full else "none/link.json")
+    words = argparse.Namespace(out=out, large=1e5)
+    with pytest.raises(WriteError, match=rf"{out} cannot be written: No s"):
+        gossip.launch(lambda: link.run(words), 2)
+    assert ("per message" in capsys.readouterr().out) == full
 
 
 def test_a_link_needs_two(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,6 @@ class Thing:
     block: int | str = option(512, "a number or tensor")
     norm: Literal["max", "l2"] = option("max", "which norm")
     gamma: float | None = option(None, "step")
-    shape: tuple[int, ...] = option((2, 2), "sides")
     values: Compressor = field(default=CODEC, metadata={"help": "codec for the values"})
     internal: int = 0
 
@@ -73,21 +72,27 @@ def test_parse_inverts_writing(name: str, values: dict[str, str], first: str | N
         items.insert(0, first)
         values = {FIRST: first, **values}
     text = f"{name}:{','.join(items)}" if items else name
-    assert parse(text) == (name, values)
+    assert parse(text, THINGS) == (name, values)
     for key, value in values.items():
-        assert parse(f"outer:{key or 'k'}=({text})")[1] == {key or "k": text}, value
+        assert parse(f"outer:{key or 'k'}=({text})", THINGS)[1] == {key or "k": text}, value
 
 
-def test_parse_leaves_nested_commas_and_equal_signs_alone() -> None:
-    assert parse("topk:ratio=0.01,values=qsgd:bits=4") == ("topk", {"ratio": "0.01", "values": "qsgd:bits=4"})
-    assert parse("topk:0.1,values=(qsgd:bits=4,block=64)") == (
-        "topk",
-        {FIRST: "0.1", "values": "qsgd:bits=4,block=64"},
-    )
-    assert parse("per-tensor:topk:ratio=0.1") == ("per-tensor", {FIRST: "topk:ratio=0.1"})
-    assert parse("a:b=(c:d=(e:f=1,g=2),h=3)")[1] == {"b": "c:d=(e:f=1,g=2),h=3"}
-    assert parse("file:/tmp/a=b.npy") == ("file", {FIRST: "/tmp/a=b.npy"})
-    assert parse("x:k=(a)(b)") == ("x", {"k": "(a)(b)"})
+@pytest.mark.parametrize(
+    ("text", "name", "values"),
+    [
+        ("topk:ratio=0.01,values=qsgd:bits=4", "topk", {"ratio": "0.01", "values": "qsgd:bits=4"}),
+        ("topk:0.1,values=(qsgd:bits=4,block=64)", "topk", {FIRST: "0.1", "values": "qsgd:bits=4,block=64"}),
+        ("per-tensor:topk:ratio=0.1", "per-tensor", {FIRST: "topk:ratio=0.1"}),
+        ("a:b=(c:d=(e:f=1,g=2),h=3)", "a", {"b": "c:d=(e:f=1,g=2),h=3"}),
+        ("file:/tmp/a=b.npy", "file", {FIRST: "/tmp/a=b.npy"}),
+        ("file:/tmp/[a.npy", "file", {FIRST: "/tmp/[a.npy"}),
+        ("x:k=(a)(b)", "x", {"k": "(a)(b)"}),
+    ],
+)
+def test_parse_leaves_nested_commas_and_equal_signs_alone(
+    text: str, name: str, values: dict[str, str]
+) -> None:
+    assert parse(text, THINGS) == (name, values)
 
 
 @pytest.mark.parametrize(
@@ -104,8 +109,6 @@ def test_parse_leaves_nested_commas_and_equal_signs_alone() -> None:
         ("thing:norm=l2", "norm", "l2"),
         ("thing:gamma=0.4", "gamma", 0.4),
         ("thing:gamma=none", "gamma", None),
-        ("thing:shape=2x3x4", "shape", (2, 3, 4)),
-        ("thing:shape=[2,3]", "shape", (2, 3)),
         ("thing:values=identity", "values", Identity()),
         (" thing: size = 3 ", "size", 3),
     ],
@@ -175,7 +178,6 @@ MISTAKES = [
     (THINGS, "thing:norm=l3", ["norm=l3", "max or l2"]),
     (THINGS, "thing:block-size=3", ["'block-size'", "did you mean 'block'"]),
     (THINGS, "thing:exact=perhaps", ["true or false"]),
-    (THINGS, "thing:shape=axb", ["4x4"]),
     (THINGS, "thing:internal=3", ["no option 'internal'"]),
     (THINGS, "thing:values=idenity", ["did you mean 'identity'"]),
     (THINGS, "thing:size=10", ["0-9 fits"]),
@@ -204,8 +206,17 @@ def test_required_option() -> None:
 
 
 def test_unknown_weights() -> None:
-    with pytest.raises(UsageError, match="did you mean 'metropolis'"):
-        make_topology("ring", 4, "metropolys")
+    for graph in ("ring", nx.cycle_graph(4)):
+        with pytest.raises(UsageError, match=r"did you mean 'metropolis'(.|\n)*gossip list topologies"):
+            make_topology(graph, 4, "metropolys")
+
+
+@pytest.mark.parametrize("rule", ["lazy", "metropolys"])
+def test_what_has_weights_of_its_own_takes_no_rule(rule: str) -> None:
+    ring = make_topology("ring", 4)
+    for weighed in (ring, ring.at(1).W, "one-peer", make_topology("one-peer", 4)):
+        with pytest.raises(UsageError, match=f"has its own weights, the rule {rule} does not apply"):
+            make_topology(weighed, 4, rule)
 
 
 @pytest.mark.parametrize("made", [make_codec, make_algorithm, lambda spec: make_topology(spec, 4)])
