@@ -66,7 +66,7 @@ def _algorithm(name: str) -> Iterator[str]:
     elif method.needs_symmetric:
         yield "topologies: fixed and undirected"
     else:
-        yield f"topologies: any, {'changing ones too' if method.allows_schedule else 'fixed'}"
+        yield "topologies: any, changing ones too"
     if method.sends_exact:
         yield f"compressors: not used, messages are {method.messages}"
         return
@@ -98,9 +98,7 @@ def _topology(name: str) -> Iterator[str]:
         return
     degree = graph.max_degree
     yield f"on {NODES} nodes: spectral gap {graph.spectral_gap:.3f}, messages per round at most {degree}"
-    if not isinstance(graph, Topology):
-        yield "algorithms: " + ", ".join(sorted(n for n, m in ALGORITHMS.items() if m.allows_schedule))
-    elif not graph.is_symmetric:
+    if not (isinstance(graph, Topology) and graph.is_symmetric):
         yield "algorithms: " + ", ".join(sorted(n for n, m in ALGORITHMS.items() if not m.needs_symmetric))
     else:
         yield "algorithms: all"

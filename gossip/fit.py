@@ -44,14 +44,12 @@ def bucket_bytes(method: Algorithm, bucket_mb: float | None = None) -> tuple[int
 
 def check_graph(method: Algorithm, graph: Topology | Schedule) -> None:
     """Raise UsageError where the method does not work on this graph."""
-    if method.needs_symmetric and not (graph.is_static and graph.is_symmetric and graph.is_doubly_stochastic):
+    if method.needs_symmetric and not (graph.is_static and graph.is_symmetric):
         what = "changes from round to round" if not graph.is_static else "has a W that is not symmetric"
         raise UsageError(
             f"{method.name} keeps replicas of its neighbours and needs a fixed, symmetric W, "
             f"but {graph.name} {what}. Take an undirected graph (ring, torus, …), or algorithm dpsgd."
         )
-    if not graph.is_static and not method.allows_schedule:
-        raise UsageError(f"{method.name} needs a fixed graph, but {graph.name} changes from round to round.")
 
 
 def doubts(method: Algorithm, graph: Topology | Schedule, transport: Transport) -> Iterator[str]:

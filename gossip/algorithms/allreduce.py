@@ -22,7 +22,6 @@ from gossip.effects import Node
 class AllReduce(GradientMethod):
     """Synchronous SGD on the mean gradient, in 32 bit."""
 
-    allows_schedule: ClassVar[bool] = True
     sends_exact: ClassVar[bool] = True
     sends_messages: ClassVar[bool] = False
 

@@ -81,9 +81,7 @@ class Algorithm(ABC):
     kind: ClassVar[str]
     """``"parameter"``: waits for `node.update()`; ``"gradient"``: waits for `node.gradient()`."""
     needs_symmetric: ClassVar[bool] = False
-    """Refuses a W that is not symmetric and doubly stochastic."""
-    allows_schedule: ClassVar[bool] = False
-    """Works when the graph changes from round to round."""
+    """Refuses a graph that changes from round to round, and a W that is not symmetric."""
     uses_graph: ClassVar[bool] = True
     """Nodes talk to their neighbours; else to all nodes, or to none."""
     sends_exact: ClassVar[bool] = False

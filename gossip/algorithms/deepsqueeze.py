@@ -39,7 +39,6 @@ class DeepSqueeze(ParameterMethod):
     """Gossip on compressed parameters with error feedback; works with biased codecs."""
 
     paper: ClassVar[str] = "Tang et al. 2019, arXiv 1907.07346"
-    allows_schedule: ClassVar[bool] = True
 
     gamma: float | None = option(None, "consensus step in (0, 1]; by default the codec's")
 

@@ -29,7 +29,6 @@ class DPSGD(ParameterMethod):
     """Decentralized SGD: mix the neighbours' exact parameters, add the local step."""
 
     paper: ClassVar[str] = "Lian et al. 2017, arXiv 1705.09056"
-    allows_schedule: ClassVar[bool] = True
     sends_exact: ClassVar[bool] = True
 
     order: Literal["mix", "atc"] = option("mix", "mix: x ← Wx + u, hides the exchange; atc: x ← W(x + u)")

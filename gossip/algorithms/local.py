@@ -23,7 +23,6 @@ from gossip.effects import Expect, Node
 class Local(ParameterMethod):
     """No exchange: every node trains alone."""
 
-    allows_schedule: ClassVar[bool] = True
     uses_graph: ClassVar[bool] = False
     sends_exact: ClassVar[bool] = True
 

@@ -28,7 +28,6 @@ from topologies import Schedule, Topology
 class Naive(ParameterMethod):
     """D-PSGD with compressed parameters; a control that does not converge."""
 
-    allows_schedule: ClassVar[bool] = True
     hides: ClassVar[bool] = True
 
     def step(self, x: Tensor, state: State, node: Node) -> Steps:

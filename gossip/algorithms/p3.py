@@ -51,7 +51,6 @@ class P3(GradientMethod):
     """Synchronous SGD through sharded servers, in slices, the first layer's first."""
 
     paper: ClassVar[str] = "Jayarajan et al. 2019, arXiv 1905.03960"
-    allows_schedule: ClassVar[bool] = True
     sends_exact: ClassVar[bool] = True
     slots: ClassVar[int] = 1
 

@@ -38,7 +38,6 @@ class PlumpDP(ParameterMethod):
     """Parameter server sharded over the nodes: push the whole update, pull the whole model."""
 
     paper: ClassVar[str] = "Li et al. 2014, OSDI; Sun et al. 2017, arXiv 1709.09393"
-    allows_schedule: ClassVar[bool] = True
     uses_graph: ClassVar[bool] = False
     sends_exact: ClassVar[bool] = True
 

@@ -55,7 +55,6 @@ class PowerSGD(GradientMethod):
     """Low-rank gradients by one step of power iteration, with error feedback."""
 
     paper: ClassVar[str] = "Vogels et al. 2019, arXiv 1905.13727"
-    allows_schedule: ClassVar[bool] = True
     sends_exact: ClassVar[bool] = True
     sends_messages: ClassVar[bool] = False
 

@@ -36,7 +36,6 @@ class QSGD(GradientMethod):
     """The mean of quantized gradients, with or without error feedback."""
 
     paper: ClassVar[str] = "Alistarh et al. 2017, arXiv 1610.02132"
-    allows_schedule: ClassVar[bool] = True
     default_compressor: ClassVar[str] = "qsgd:bits=8,norm=max,block=512"
 
     ef: bool = option(False, "error feedback: carry what the codec loses to the next step")

@@ -65,7 +65,6 @@ class SlimDP(ParameterMethod):
     """Parameter server that exchanges the most significant parameters and a random part of the others."""
 
     paper: ClassVar[str] = "Sun et al. 2017, arXiv 1709.09393"
-    allows_schedule: ClassVar[bool] = True
     uses_graph: ClassVar[bool] = False
 
     alpha: float = option(0.3, "share of the parameters that is exchanged, in (0, 1]")

@@ -24,7 +24,6 @@ PLACE_BYTES = {"runs": 2, "uint32": 4}
 class SparseMethod(GradientMethod):
     """Sends C(v), the largest share `ratio` of every weight tensor of a vector v that the method keeps."""
 
-    allows_schedule: ClassVar[bool] = True
     sends_exact: ClassVar[bool] = True
     messages: ClassVar[str] = "sparse, in a format of its own"
 
