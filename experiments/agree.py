@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from gossip.errors import DivergedError, WatchdogError
 from gossip.transport.base import Transport
+from gossip.transport.local import LocalTransport
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 """SIGUSR1 too: Open MPI's mpirun passes it on to the ranks, but kills them 0.25 s after its own SIGTERM."""
@@ -50,12 +51,19 @@ class Agreement:
 
     Args:
         timeout: seconds to wait for the others before a `WatchdogError`.
-        every: local steps between two exchanges: ranks can drift this far apart per neighbour between them.
+        every: local steps between two exchanges.
     """
 
     def __init__(self, world: Transport, stop_signal: StopSignal, timeout: float, every: int = 1) -> None:
         self._world, self._signal, self._timeout = world, stop_signal, timeout
-        self._ahead = (world.size + 1) * every
+        # How far ahead a stop is announced: until all have heard of it, the announcer must not be missing in
+        # a step that another is in. Nodes drift apart by one round, `every` steps, for each neighbour between
+        # them, and under MPI news may be as slow as the messages. Virtual nodes hear at once, so all that
+        # counts is the step in which each of them is. It needs what its neighbours send in the same round,
+        # they what theirs have sent in the one before, and so on, back to the announcer. Each link had been
+        # at most a round behind, so two rounds are missing there at most; one more step costs little.
+        virtual = isinstance(world, LocalTransport)
+        self._ahead = 2 * every + 1 if virtual else (world.size + 1) * every
         self._announced: int | None = None
 
     def meet(self, step: int) -> None:

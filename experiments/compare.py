@@ -12,6 +12,7 @@ import os
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 from experiments import plot
 from experiments.curves import MB, Group, Spread, curve, group
@@ -109,7 +110,7 @@ def as_markdown(head: Row, rows: Sequence[Row], groups: Sequence[Group], relativ
     """The table with a column of links to the runs, and under it the command that repeats each row."""
     lines = [f"| {' | '.join((*head, 'runs'))} |", "|" + " --- |" * (len(head) + 1)]
     for row, each in zip(rows, groups, strict=True):
-        links = (f"[seed {run.seed}]({os.path.relpath(run.path, relative_to)})" for run in each.runs)
+        links = (f"[seed {run.seed}]({quote(os.path.relpath(run.path, relative_to))})" for run in each.runs)
         lines.append(f"| {' | '.join((*row, ', '.join(links)))} |")
     lines += ["", *(f"- {note}" for note in notes(groups))]
     lines += ["", "Each row again (its first seed):", "", "```sh"]

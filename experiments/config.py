@@ -29,9 +29,10 @@ ABOUT_THE_COMMAND = ("config", "out", "resume", "overwrite", "trace")
 MOMENTUM = 0.9
 """The default of --momentum."""
 
-MAY_CHANGE = (
-    "epochs",
-    "steps",
+LENGTH = ("epochs", "steps")
+"""Options that say how long a run goes on; its learning rates follow from them."""
+
+INCIDENTAL = (
     "data_dir",
     "data_file",
     "threads",
@@ -44,8 +45,10 @@ MAY_CHANGE = (
     "log_every",
     "checkpoint_every",
 )
-"""Options that a resumed run may give anew; all others would make it another run."""
+"""Options that have no part in what is trained: where, how fast, and what is written meanwhile."""
 
+MAY_CHANGE = (*LENGTH, *INCIDENTAL)
+"""Options that a resumed run may give anew; all others would make it another run."""
 
 MAY_DIFFER = ("config", "data_dir", "data_file", "threads", "device")
 """Options that need not be the same on all ranks: they are about a host."""
@@ -214,18 +217,23 @@ def set_threads(threads: int | None, world: Transport) -> int:
 
     By default torch starts a thread per core in every process: slow where several ranks share the cores.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    available = cores()
     if threads is None and "OMP_NUM_THREADS" not in os.environ:
-        threads = 1 if world.local_size * torch.get_num_threads() > cores else None
+        threads = 1 if world.local_size * torch.get_num_threads() > available else None
     if threads is not None:
         torch.set_num_threads(threads)
     threads = torch.get_num_threads()
-    if threads > 1 and world.local_size * threads > cores and world.rank == 0:
+    if threads > 1 and world.local_size * threads > available and world.rank == 0:
         warnings.warn(
-            f"{world.local_size} ranks x {threads} threads share {cores} cores; --threads 1 is faster",
+            f"{world.local_size} ranks x {threads} threads share {available} cores; --threads 1 is faster",
             stacklevel=2,
         )
     return threads
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def due(step: int, period: float) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,8 @@ from gossip.errors import UsageError
 
 MB = 2**20
 ALWAYS_SHOWN = ("algorithm", "compressor")
-DEFAULTS = {"algorithm": "dpsgd", "nodes": 1}
-"""What a config.toml that leaves a key out was run with, where a label needs it."""
+DEFAULTS = {"algorithm": "dpsgd", "nodes": 1, "virtual-nodes": False}
+"""What a run whose settings leave a key out was run with."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,11 @@ def group(runs: Iterable[Run], alike: frozenset[str] = frozenset()) -> list[Grou
     Raises:
         UsageError: a seed twice in a group, or workloads that are judged by different numbers.
     """
-    by_config: dict[tuple[tuple[str, Any], ...], list[Run]] = {}
+    by_settings: dict[tuple[tuple[str, Any], ...], list[Run]] = {}
     for run in runs:
-        config = {k: v for k, v in run.config.items() if k not in IMMATERIAL | alike | {"seed"}}
-        by_config.setdefault(tuple(sorted(config.items())), []).append(run)
-    members = list(by_config.values())
+        settings = {k: v for k, v in _settings(run).items() if k not in IMMATERIAL | alike | {"seed"}}
+        by_settings.setdefault(tuple(sorted(settings.items())), []).append(run)
+    members = list(by_settings.values())
     for same in members:
         seeds: dict[int, Run] = {}
         for run in same:
@@ -98,22 +98,24 @@ def group(runs: Iterable[Run], alike: frozenset[str] = frozenset()) -> list[Grou
     if len(judged) > 1:
         shown = ", ".join(f"{path} by {by.title}" for by, path in judged.items())
         raise UsageError(f"these runs are judged by different numbers and cannot be compared: {shown}")
-    configs = [same[0].config for same in members]
-    keys = dict.fromkeys(key for config in configs for key in config if key not in IMMATERIAL | {"seed"})
-    varying = [key for key in keys if len({_value(config, key) for config in configs}) > 1]
-    return [Group(_label(same[0], varying), tuple(same)) for same in members]
+    firsts = [_settings(same[0]) for same in members]
+    keys = dict.fromkeys(key for settings in firsts for key in settings if key not in IMMATERIAL | {"seed"})
+    varying = [key for key in keys if len({settings.get(key) for settings in firsts}) > 1]
+    return [
+        Group(_label(settings, varying), tuple(same)) for settings, same in zip(firsts, members, strict=True)
+    ]
 
 
-def _value(config: Any, key: str) -> Any:
-    return config.get(key, DEFAULTS.get(key))
+def _settings(run: Run) -> Mapping[str, Any]:
+    absent = {key: value for key, value in DEFAULTS.items() if key not in run.settings}
+    return {**run.settings, **absent}
 
 
-def _label(run: Run, varying: Sequence[str]) -> str:
-    config = run.config
-    names = [_value(config, key) for key in ALWAYS_SHOWN]
+def _label(settings: Mapping[str, Any], varying: Sequence[str]) -> str:
+    names = [settings.get(key) for key in ALWAYS_SHOWN]
     words = [str(name) for name in names if name not in (None, "identity")]
     others = [key for key in varying if key not in ALWAYS_SHOWN]
-    return ", ".join([" ".join(words), *(f"{key} {_value(config, key)}" for key in others)])
+    return ", ".join([" ".join(words), *(f"{key} {settings.get(key)}" for key in others)])
 
 
 @dataclass(frozen=True)

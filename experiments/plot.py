@@ -42,11 +42,12 @@ def draw(runs: Sequence[str | Path], out: str | Path) -> Path | None:
 
     figure = new_figure(figsize=(9, 3.6), layout="constrained")
     loss, test = figure.subplots(1, 2)
+    band = len(data) == 1 and all("loss_min" in row for run in data.values() for row in run.rows)
     for style, (name, run) in enumerate(data.items()):
-        band = len(data) == 1 and all("loss_min" in row for row in run.rows)
         _line(loss, run.rows, "loss", name, style, band)
         _line(test, run.rows, tested.key, name, style)
-    loss.set(xlabel="epoch", ylabel="training loss", title="Training loss (band: all nodes)")
+    title = "Training loss (band: all nodes)" if band else "Training loss"
+    loss.set(xlabel="epoch", ylabel="training loss", title=title)
     test.set(xlabel="epoch", ylabel=label(tested), title=f"{tested.title.capitalize()} of the averaged model")
     finish((loss, test), legend=len(data) > 1)
     figure.savefig(out / "training.png", dpi=150)
@@ -183,7 +184,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "runs", nargs="+", type=Path, metavar="RUN", help="run folders, or folders of run folders"
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where the pictures go (the first RUN)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="where the pictures go (RUN itself; of several RUNs, the current folder)",
+    )
 
 
 def run(args: argparse.Namespace) -> None:
@@ -191,7 +197,7 @@ def run(args: argparse.Namespace) -> None:
     runs = [each.path for each in find(args.runs) if each.rows]
     if not runs:
         raise UsageError(f"nothing has been measured yet in {', '.join(map(str, args.runs))}")
-    out = args.out or args.runs[0]
+    out = args.out or (args.runs[0] if len(args.runs) == 1 else Path())
     out.mkdir(parents=True, exist_ok=True)
     if (picture := draw(runs, out)) is not None:
         print(picture)

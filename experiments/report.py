@@ -6,7 +6,7 @@ import argparse
 import datetime
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,10 +18,15 @@ from experiments.progress import Progress, count, describe
 from experiments.runfolder import RunFolder, read_metrics
 from experiments.workloads import Workload
 from gossip import envreport
+from gossip.algorithms import DGC
 from gossip.session import Session
 from gossip.transport.environment import env_size, launched
+from gossip.transport.local import LocalTransport
 
 Line = dict[str, Any]
+
+DIGITS = 12
+"""Of the data's digest, in env.json: enough to tell data apart, and short enough to be read."""
 
 
 class Report:
@@ -48,6 +53,7 @@ class Report:
         self._workload, self._meter = workload, meter
         self._steps_per_epoch, self._done, self._total = steps_per_epoch, done, total
         self._writes = node.rank == 0
+        self._virtual = node.size > 1 and isinstance(node.world, LocalTransport)
         self._progress = Progress(self._writes, done, total)
 
     def begin(self) -> None:
@@ -60,7 +66,8 @@ class Report:
         else:
             self._folder.create()
         self._folder.write_text("config.toml", f"# {command()}\n{config.to_toml(args)}")
-        self._folder.write_json("env.json", envreport.collect())
+        beside = {"data": self._workload.digest[:DIGITS], "virtual_nodes": self._virtual}
+        self._folder.write_json("env.json", envreport.collect() | beside)
         for name, text in self._workload.files.items():
             self._folder.write_text(name, text)
         d = sum(p.numel() for p in self._model.parameters())
@@ -71,7 +78,7 @@ class Report:
             f"steps {self._done} to {self._total}, {self._steps_per_epoch} per epoch, "
             f"effective batch {node.size * args.batch_size}, into {self._folder.path}"
         )
-        for note in (*self._workload.notes, *node.notes):
+        for note in (*self._workload.notes, *node.notes, *self._warm_up_notes()):
             self._progress.say(f"note: {note}")
 
     def say(self, text: str) -> None:
@@ -132,6 +139,14 @@ class Report:
 
     # -- how ---------------------------------------------------------------------------------------
 
+    def _warm_up_notes(self) -> Iterator[str]:
+        method, total = self._node.algorithm, self._total
+        if isinstance(method, DGC) and method.ratio_at(total) > method.ratio:
+            yield (
+                f"{method.name} never reaches its ratio of {method.ratio:g}: the run ends within its warm-up "
+                f"of {method.warmup_steps} steps, at {method.ratio_at(total):g} in step {total}"
+            )
+
     def _test(self) -> Line:
         """Collective: what a test of the averaged model measures; the model is also saved."""
         node = self._node
@@ -148,7 +163,7 @@ class Report:
             "topology": args.topology,
             "compressor": str(node.compressor),
             "nodes": node.size,
-            "virtual_nodes": node.size > 1 and not launched(),
+            "virtual_nodes": self._virtual,
             "model": args.model,
             "dataset": args.dataset,
             "batch_size": args.batch_size,

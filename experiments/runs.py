@@ -15,11 +15,12 @@ from gossip.errors import UsageError
 
 Row = dict[str, Any]
 
-IMMATERIAL = frozenset({"data-dir", "timeout", "progress", "checkpoint-every"})
-"""Settings that change neither what a run computes nor how long its steps take."""
+IMMATERIAL = frozenset({"data-dir", "timeout", "checkpoint-every"})
+"""Settings that change neither what a run computes nor how long its steps take (checkpoints add to its whole
+time alone)."""
 
-FOR_SPEED = frozenset({"threads", "device", "overlap"})
-"""Settings that change how long it takes, but not what is computed (up to rounding)."""
+FOR_SPEED = frozenset({"threads", "device", "overlap", "progress", "order"})
+"""Settings that change how long its steps take, but not what is computed (up to rounding)."""
 
 
 def flag(key: str, value: Any) -> str:
@@ -31,12 +32,16 @@ def flag(key: str, value: Any) -> str:
 
 def read_summary(path: Path) -> dict[str, Any] | None:
     """A run's summary.json; None while it has none."""
+    return _read_json(path / "summary.json")
+
+
+def _read_json(file: Path) -> dict[str, Any] | None:
     try:
-        return dict(json.loads((path / "summary.json").read_text()))
+        return dict(json.loads(file.read_text()))
     except FileNotFoundError:
         return None
     except ValueError:
-        raise UsageError(f"{path}/summary.json is damaged: delete it and run that run again") from None
+        raise UsageError(f"{file} is damaged: delete it and run that run again") from None
 
 
 def read_metrics(path: str | Path) -> list[Row]:
@@ -83,6 +88,16 @@ class Run:
     def finished(self) -> bool:
         """To its end: not broken off, and not diverged."""
         return self.summary is not None and not self.diverged
+
+    @cached_property
+    def settings(self) -> Mapping[str, Any]:
+        """`config`, and what else makes it another run: ``data``, which it has read, and ``virtual-nodes``.
+
+        Runs from before these were written down lack them.
+        """
+        told = {**(self.summary or {}), **(_read_json(self.path / "env.json") or {})}
+        beside = {"data": told.get("data"), "virtual-nodes": told.get("virtual_nodes")}
+        return {**self.config, **{key: value for key, value in beside.items() if value is not None}}
 
     @property
     def seed(self) -> int:

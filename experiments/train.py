@@ -71,6 +71,7 @@ def train(args: argparse.Namespace, stop_signal: StopSignal) -> int:
     state = RunState(
         folder.checkpoints,
         node,
+        workload,
         model=model,
         optimizer=optimizer,
         scheduler=scheduler,

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from experiments.data.cifar10 import CIFAR10
-from experiments.data.dataset import Dataset, Source
+from experiments.data.dataset import Data, Dataset, Source
 from experiments.data.synthetic import Synthetic
 from experiments.data.text import Corpus, Text
 from gossip.errors import UsageError
@@ -24,6 +24,7 @@ DATASETS: Mapping[str, Callable[..., Source[Any]]] = {
 }
 
 T = TypeVar("T")
+D = TypeVar("D", bound=Data)
 
 _KIND = Kind("data set", "", "--dataset", DATASETS)
 _in_memory: WeakValueDictionary[tuple[Source[Any], Path], Any] = WeakValueDictionary()
@@ -47,11 +48,11 @@ def load(name: str, data_dir: str, world: Transport | None = None) -> Dataset:
         world: the ranks that load together; None for one process on its own.
 
     Raises:
-        UsageError: no such data set or option, files that cannot be had or are damaged. Every rank raises the
-            same error, whichever rank met it.
+        UsageError: no such data set or option, files that cannot be had or are damaged, or ranks that have
+            read different ones. Every rank raises the same error, whichever rank met it.
     """
     images: Source[Dataset] = _KIND.make(name)
-    return _load(images, data_dir, world)
+    return _load(images, "--data-dir", data_dir, world)
 
 
 def load_text(name: str, file: str, world: Transport | None = None) -> Corpus:
@@ -62,32 +63,32 @@ def load_text(name: str, file: str, world: Transport | None = None) -> Corpus:
             rank raises the same error.
     """
     text: Source[Corpus] = _KIND.make(name)
-    corpus = _load(text, file, world)
-    digests = [corpus.digest] if world is None else world.allgather(corpus.digest)
-    if len(set(digests)) > 1:
-        others = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
-        raise UsageError(
-            f"--data-file {file}: the text on rank {', '.join(map(str, others))} is not that of rank 0. "
-            "Put the same file on every host."
-        )
-    return corpus
+    return _load(text, "--data-file", file, world)
 
 
-def _load(source: Source[T], location: str, world: Transport | None) -> T:
+def _load(source: Source[D], flag: str, location: str, world: Transport | None) -> D:
     def prepare() -> None:
         if world is None or world.local_rank == 0:
             source.prepare(location)
 
     key = (source, Path(location).expanduser().resolve())
 
-    def read() -> T:
-        found: T | None = _in_memory.get(key)
+    def read() -> D:
+        found: D | None = _in_memory.get(key)
         if found is None:
             found = _in_memory[key] = source.load(location)
         return found
 
     _together(world, prepare)
-    return _together(world, read)
+    found = _together(world, read)
+    digests = world.allgather(found.digest) if world is not None else []
+    others = [str(rank) for rank, digest in enumerate(digests) if digest != digests[0]]
+    if others:
+        raise UsageError(
+            f"{flag} {location}: the data on rank {', '.join(others)} are not those of rank 0. "
+            "Put the same files on every host."
+        )
+    return found
 
 
 def _together(world: Transport | None, action: Callable[[], T]) -> T:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, TypeVar
 
 import torch
@@ -28,12 +31,26 @@ class Dataset:
     std: Tensor
     classes: tuple[str, ...]
 
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of images and labels: the same wherever the same data were read in the same way."""
+        return digest((self.train_x, self.train_y, self.test_x, self.test_y))
 
-T_co = TypeVar("T_co", covariant=True)
+
+class Data(Protocol):
+    """A `Dataset`, or a `Corpus` of text."""
+
+    @property
+    def digest(self) -> str:
+        """Tells these data from others."""
+        ...
+
+
+T_co = TypeVar("T_co", bound=Data, covariant=True)
 
 
 class Source(Protocol[T_co]):
-    """Where data come from: a `Dataset`, or a `Corpus` of text. Its files are at `location`."""
+    """Where data come from. Its files are at `location`."""
 
     def prepare(self, location: str, /) -> None:
         """Make the files ready. Called on one rank of every host. Raises `UsageError`."""
@@ -41,6 +58,15 @@ class Source(Protocol[T_co]):
     def load(self, location: str, /) -> T_co:
         """Read or make the data. Called on every rank after `prepare`. Raises `UsageError`."""
         ...
+
+
+def digest(tensors: Iterable[Tensor], words: str = "") -> str:
+    """SHA-256 of `words`, then of each tensor's shape and values."""
+    hashed = hashlib.sha256(words.encode())
+    for tensor in tensors:
+        hashed.update(f"\n{list(tensor.shape)}\n".encode())
+        hashed.update(tensor.contiguous().numpy().data)
+    return hashed.hexdigest()
 
 
 def channel_statistics(x: Tensor) -> tuple[Tensor, Tensor]:

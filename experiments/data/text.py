@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections import Counter
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from experiments.data.dataset import digest
 from gossip.errors import UsageError
 
 UNKNOWN, END = "<unk>", "<eos>"
@@ -44,11 +44,7 @@ class Corpus:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of vocabulary and text: the same wherever the same text was read in the same way."""
-        hashed = hashlib.sha256("\n".join(self.vocabulary).encode())
-        for part in (self.train, self.valid, self.test):
-            hashed.update(f"\n{len(part)}\n".encode())
-            hashed.update(part.numpy().tobytes())
-        return hashed.hexdigest()
+        return digest((self.train, self.valid, self.test), "\n".join(self.vocabulary))
 
     def __str__(self) -> str:
         parts = (self.train, self.valid, self.test)

@@ -49,7 +49,6 @@ class Windows:
         rank, size: this rank and the number of ranks.
         batch_size: columns b of this rank.
         bptt: positions per window, through which gradients flow back.
-        digest: identifies the text in a checkpoint.
 
     Raises:
         UsageError: fewer pairs than columns.
@@ -63,7 +62,6 @@ class Windows:
         batch_size: int,
         bptt: int,
         *,
-        digest: str = "",
         device: torch.device | str = "cpu",
     ) -> None:
         count = size * batch_size
@@ -79,7 +77,7 @@ class Windows:
         if len(starts) > 1 and len(x) - starts[-1] == 1:
             starts.pop()
         self._bounds = list(pairwise([*starts, len(x)]))
-        self._cursor, self._digest = Cursor(), digest
+        self._cursor = Cursor()
         self.memory: tuple[Tensor, ...] | None = None
 
     def __len__(self) -> int:
@@ -98,19 +96,10 @@ class Windows:
     def state_dict(self) -> dict[str, Any]:
         """Where the stream stands, and the memory there."""
         memory = None if self.memory is None else [part.clone() for part in self.memory]
-        return {**self._cursor.state_dict(), "memory": memory, "text": self._digest}
+        return {**self._cursor.state_dict(), "memory": memory}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next ``iter()`` goes on after the windows that `state` counts, bit for bit.
-
-        Raises:
-            UsageError: the state belongs to another text.
-        """
-        if state["text"] != self._digest:
-            raise UsageError(
-                "--data-file is not the text, or not read in the way, that the run was started with: "
-                "give that one, or start another run with another --out"
-            )
+        """The next ``iter()`` goes on after the windows that `state` counts, bit for bit."""
         self._cursor.load_state_dict({"epoch": state["epoch"], "position": state["position"]})
         memory = state["memory"]
         self.memory = None if memory is None else tuple(part.to(self.x.device) for part in memory)

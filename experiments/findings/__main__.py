@@ -31,7 +31,7 @@ def main() -> None:
     (args.out / "README.md").write_text(page(findings, verdicts, drawn))
     for run in runs:
         keep(run, args.out / "runs" / run.path.name)
-    counts = Counter({True: "held", False: "not held", None: "not run"}[verdict.held] for verdict in verdicts)
+    counts = Counter(verdict.word for verdict in verdicts)
     print(f"{args.out / 'README.md'}: " + ", ".join(f"{count} {word}" for word, count in counts.items()))
 
 

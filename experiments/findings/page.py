@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from experiments.curves import Spread
+from experiments.findings.cells import FILE, NODES, Cell, points, seeds
 from experiments.findings.statements import (
     KOLOSKOVA,
     MATCHES_WITHIN,
     MUCH_WORSE_FROM,
-    NODES,
-    NORMS,
     STUCK_BELOW,
-    Cell,
     Findings,
     Verdict,
 )
 from experiments.runs import Run
 from experiments.sweep.grid import SweepFile
-
-FILE = Path(__file__).parents[1] / "findings.toml"
 
 KEPT = (
     *("step", "epoch", "loss", "lr", "test_accuracy", "test_loss", "consensus_distance"),
@@ -35,9 +31,7 @@ WORDS = {
     "worse": "is somewhat worse than all-reduce",
     "much worse": "is much worse than all-reduce",
     "fails": "does not converge",
-    "missing": "has not been run",
 }
-
 
 HEAD = """\
 # Findings about convergence
@@ -45,136 +39,185 @@ HEAD = """\
 Written by `make findings` ([what was run](../../findings.toml), [how it is judged](../../findings)).
 
 **Scaled down**: {model} on {dataset}, {epochs:g} epochs with {schedule} decay from {lr:g}, batch {batch}
-per node, momentum {momentum:g}, weight decay {decay:g}, ring, virtual nodes. The papers trained ResNet-20
-on the full images for some hundred epochs and tuned each method's learning rate. Seeds {seeds}; {done} of
-{runs} runs are done, {hours:.1f} hours of processes in all. Each run's config, log and numbers are in
-[runs](runs); `python -m gossip compare experiments/results/findings/runs` puts them side by side.
+per node, momentum {momentum:g}, weight decay {decay:g}, {topology}, seeds {seeds}.
+{done} of {runs} runs are done, {hours:.1f} hours of processes in all. {data}
+Each run's config, log and numbers are in [runs](runs);
+`python -m gossip compare experiments/results/findings/runs` puts them side by side.
+
+The statements are from {source}.
+What is different here:
+
+{deviations}
 
 *Gap*: all-reduce's test accuracy minus the method's, averaged models after the last step, mean over seeds
 ± standard deviation of the difference, in points; *to D-PSGD*: the same against gossip of exact messages,
 which is what compression costs. A method *converges like all-reduce* up to a gap of {matches:g} if no seed
 diverges, is *much slower or worse* from {worse:g} on, and *does not converge* if most seeds diverge or the
 accuracy stays below {stuck:g} %. These bounds were fixed beforehand.
+
+Where neither a compressed method nor D-PSGD converges like all-reduce, the gap is the ring's, too. There the
+same bounds are applied to what the method loses *to D-PSGD*, and the verdict says so. This was decided after
+runs of the first seed had been seen.
 """
 
 
-def page(findings: Findings, verdicts: Sequence[Verdict], pictures: Sequence[str]) -> str:
-    """Markdown. Pictures and the folder ``runs`` stand beside it."""
+def page(findings: Findings, verdicts: Sequence[Verdict], pictures: Mapping[str, str]) -> str:
+    """Markdown. `pictures` (file name: caption) and the folder ``runs`` stand beside it."""
     return "\n".join(
         [
             _head(findings),
             "## Statements\n",
             *_statements(findings, verdicts),
-            "\n## Where a statement did not hold\n",
+            "\n## Where a statement did not hold, or was judged against D-PSGD\n",
             *_explanations(findings, verdicts),
             "\n## All numbers\n",
             *_numbers(findings),
-            *(["\n## Pictures\n", *(f"![{name}]({name})\n" for name in pictures)] if pictures else []),
+            *(["\n## Pictures\n"] if pictures else []),
+            *(f"![{name}]({name})\n\n{caption}\n" for name, caption in pictures.items()),
         ]
     )
 
 
 def _head(findings: Findings) -> str:
     runs = [run for group in findings.groups.values() for run in group.runs]
-    wanted = SweepFile.read(FILE).points(sorted(findings.seeds))
-    config, done = runs[0].config, [run for run in runs if run.summary is not None]
+    about, args = SweepFile.read(FILE).about, points()[0].args
+    done = [run.summary for run in runs if run.summary is not None]
     return HEAD.format(
-        model=config["model"],
-        dataset=config["dataset"],
-        epochs=config["epochs"],
-        schedule=config["lr-schedule"],
-        lr=config["lr"],
-        batch=config["batch-size"],
-        momentum=config["momentum"],
-        decay=config["weight-decay"],
-        seeds=", ".join(map(str, sorted({run.seed for run in runs}))),
+        model=args.model,
+        dataset=args.dataset,
+        epochs=args.epochs,
+        schedule=args.lr_schedule,
+        lr=args.lr,
+        batch=args.batch_size,
+        momentum=args.momentum,
+        decay=args.weight_decay,
+        topology=args.topology,
+        seeds=", ".join(map(str, sorted(seeds()))),
         done=len(done),
-        runs=len(wanted),
-        hours=sum((run.summary or {})["seconds"] for run in done) / 3600,
+        runs=len(points()),
+        hours=sum(summary["seconds"] for summary in done) / 3600,
+        data=_data(runs),
+        source=about["source"],
+        deviations="\n".join(f"- {deviation}" for deviation in about["deviations"]),
         matches=MATCHES_WITHIN,
         worse=MUCH_WORSE_FROM,
         stuck=STUCK_BELOW,
     )
 
 
+def _data(runs: Sequence[Run]) -> str:
+    """Which copy of the data the runs read, as far as they say."""
+    digests = [run.settings.get("data") for run in runs]
+    silent = digests.count(None)
+    if silent == len(runs):
+        return "Which copy of the data they read, the runs do not say."
+    known = next(digest for digest in digests if digest)
+    return f"The data's digest is `{known}`{f'; {silent} runs do not say theirs' if silent else ''}."
+
+
 def _statements(findings: Findings, verdicts: Sequence[Verdict]) -> Iterator[str]:
-    places = [(nodes, norm) for nodes in NODES for norm in NORMS]
-    heads = (f"{nodes} nodes, {NORMS[norm]}" for nodes, norm in places)
-    yield f"| statement | source | {' | '.join(heads)} |"
-    yield "|" + " --- |" * (2 + len(places))
-    for statement in dict.fromkeys(verdict.statement for verdict in verdicts):
-        own = {(v.cell.nodes, v.cell.norm or "max"): v for v in verdicts if v.statement == statement}
-        shown = (_verdict(findings, own[place]) if place in own else "" for place in places)
-        yield f"| {statement.text} | {statement.source} | {' | '.join(shown)} |"
+    yield f"| statement | source | messages | {' | '.join(f'{nodes} nodes' for nodes in NODES)} |"
+    yield "|" + " --- |" * (3 + len(NODES))
+    rows: dict[tuple[str, str, str], dict[int, Verdict]] = {}
+    for verdict in verdicts:
+        row = (verdict.statement.text, verdict.statement.source, verdict.cell.messages)
+        rows.setdefault(row, {})[verdict.cell.nodes] = verdict
+    for row, own in rows.items():
+        shown = (_verdict(findings, own[nodes]) if nodes in own else "" for nodes in NODES)
+        yield f"| {' | '.join((*row, *shown))} |"
     yield (
-        f"\n{KOLOSKOVA}, is about 8 nodes and l2 norms per layer (with one bit more than it counts), and "
-        "judged there alone. The norm and block of Tang et al. are not known here. Exact messages have no "
-        "norm."
+        f"\n{KOLOSKOVA}, is about 8 nodes and l2 norms per layer, and judged there alone. The norm and block "
+        "of Tang et al. are not known here. *Open, k of n seeds*: the method's runs, all-reduce's and, for a "
+        "compressed method, D-PSGD's have ended for k of them; the numbers are of what has ended."
     )
 
 
 def _verdict(findings: Findings, verdict: Verdict) -> str:
-    if verdict.held is None:
-        return "not run"
-    word = "**held**" if verdict.held else "**not held**"
-    beyond = _to_dpsgd(findings, verdict.cell)
-    return f"{word}: {outcome(findings, verdict.cell)}" + (f"; to D-PSGD {beyond}" if beyond else "")
+    cell = verdict.cell
+    word = f"**{verdict.word}**" if verdict.held is not None else _open(findings, cell)
+    beyond = f"to D-PSGD {cost}" if (cost := _cost(findings, cell)) else ""
+    numbers = "; ".join(filter(None, [outcome(findings, cell), beyond]))
+    return f"{word}: {numbers}" if numbers else word
+
+
+def _open(findings: Findings, cell: Cell) -> str:
+    needed = [cell, Cell(cell.nodes, "allreduce"), *([Cell(cell.nodes, "dpsgd")] if cell.norm else [])]
+    there = seeds().intersection(*map(findings.ended, needed))
+    if there < seeds():
+        return f"open, {len(there)} of {len(seeds())} seeds"
+    return "open, what it is compared with does not converge itself"
 
 
 def outcome(findings: Findings, cell: Cell) -> str:
-    """``gap 0.31 ± 0.40``, or how many seeds diverged."""
-    group, gap = findings.groups[cell], findings.gap(cell)
-    diverged = f"{len(group.diverged)} of {len(group.runs)} diverged" if group.diverged else ""
-    return ", ".join(filter(None, [f"gap {gap.show('.2f')}" if gap else "", diverged])) or "–"
+    """``gap 0.31 ± 0.40``, or how many seeds diverged; nothing before the first run ended."""
+    gap, group = findings.gap(cell), findings.groups.get(cell)
+    diverged = (
+        f"{len(group.diverged)} of {len(findings.ended(cell))} diverged" if group and group.diverged else ""
+    )
+    return ", ".join(filter(None, [f"gap {gap.show('.2f')}" if gap else "", diverged]))
+
+
+def _cost(findings: Findings, cell: Cell) -> str:
+    """What compression alone costs: points lost to exact gossip."""
+    cost = findings.gap(cell, "dpsgd")
+    return cost.show("+.2f") if cell.norm and cost else ""
 
 
 def _explanations(findings: Findings, verdicts: Sequence[Verdict]) -> Iterator[str]:
-    wrong = [verdict for verdict in verdicts if verdict.held is False]
-    if not wrong:
-        yield "Everywhere it did."
-    for verdict in wrong:
-        cell = verdict.cell
-        place = f"{cell.nodes} nodes" + (f", {NORMS[cell.norm]}" if cell.norm else "")
-        yield (
-            f"- *{verdict.statement.text}* ({verdict.statement.source}), {place}: it "
-            f"{WORDS[verdict.behaviour]} ({outcome(findings, cell)}). {_exact_gossip(findings, cell)}"
-            f"Measured: {findings.explanation(cell)}."
-        )
+    told = [verdict for verdict in verdicts if verdict.word not in ("held", "open")]
+    if not told:
+        judged = any(verdict.held for verdict in verdicts)
+        yield "All that are judged held." if judged else "None is judged yet."
+    for verdict in told:
+        cell, statement = verdict.cell, verdict.statement
+        place = f"{cell.nodes} nodes, {cell.messages}"
+        why = (_against_dpsgd if verdict.against == "dpsgd" else _against_allreduce)(findings, verdict)
+        measured = f" Measured: {findings.explanation(cell)}." if verdict.held is False else ""
+        yield f"- *{statement.text}* ({statement.source}), {place}: {why}{measured}"
 
 
-def _to_dpsgd(findings: Findings, cell: Cell) -> str:
-    """What compression alone costs: the gap beyond the one that exact gossip has."""
-    own, exact = findings.accuracy(cell), findings.accuracy(Cell(cell.nodes, "dpsgd"))
-    return exact.minus(own).show(".2f") if cell.norm and own and exact else ""
+def _against_allreduce(findings: Findings, verdict: Verdict) -> str:
+    cell, exact = verdict.cell, findings.gap(Cell(verdict.cell.nodes, "dpsgd"))
+    assert verdict.behaviour is not None
+    told = f"it {WORDS[verdict.behaviour]} ({outcome(findings, cell)})."
+    return (
+        f"{told} D-PSGD, which sends 32 bits, has a gap of {exact.show('.2f')}."
+        if cell.norm and exact
+        else told
+    )
 
 
-def _exact_gossip(findings: Findings, cell: Cell) -> str:
-    gap = findings.gap(Cell(cell.nodes, "dpsgd"))
-    return f"D-PSGD, which sends 32 bits, has a gap of {gap.show('.2f')}. " if cell.norm and gap else ""
+def _against_dpsgd(findings: Findings, verdict: Verdict) -> str:
+    exact = Cell(verdict.cell.nodes, "dpsgd")
+    return (
+        f"{outcome(findings, verdict.cell)}. Exact gossip does not match all-reduce here either "
+        f"({outcome(findings, exact)}); compression adds {_cost(findings, verdict.cell)} points to that: "
+        f"{verdict.word}."
+    )
 
 
 def _numbers(findings: Findings) -> Iterator[str]:
     heads = (
-        *("nodes", "method", "codec", "seeds", "test accuracy, %", "gap", "training loss, last epoch"),
+        *("nodes", "method", "messages", "seeds", "test accuracy, %", "gap", "training loss, last epoch"),
         *("compression error", "consensus distance", "run"),
     )
-    yield "A row again, with its name for NAME:\n"
+    yield "*Seeds*: runs that have ended, of all. A row again, with its name for NAME:\n"
     yield "```sh"
     yield "python -m gossip sweep experiments/findings.toml --set data-dir=data --only 'NAME-seed*'"
     yield "```\n"
     yield f"| {' | '.join(heads)} |"
     yield "|" + " --- |" * len(heads)
     for cell, group in sorted(findings.groups.items()):
-        codec = f"{cell.bits} bit, {NORMS[cell.norm]}" if cell.norm else "32 bit"
         values = (
             _show(findings.accuracy(cell), ".2f"),
-            outcome(findings, cell).removeprefix("gap "),
+            outcome(findings, cell).removeprefix("gap ") or "–",
             _show(findings.train_loss(cell), ".3f"),
             _show(findings.error(cell), ".3g"),
             _show(group.spread("consensus_distance"), ".2g"),
-            group.runs[0].path.name.removesuffix(f"-seed{group.runs[0].seed}"),
+            group.label,
         )
-        yield f"| {cell.nodes} | {cell.algorithm} | {codec} | {len(group.runs)} | {' | '.join(values)} |"
+        ended = f"{len(findings.ended(cell))} of {len(seeds())}"
+        yield f"| {cell.nodes} | {cell.algorithm} | {cell.messages} | {ended} | {' | '.join(values)} |"
 
 
 def _show(spread: Spread | None, form: str) -> str:
@@ -182,9 +225,9 @@ def _show(spread: Spread | None, form: str) -> str:
 
 
 def keep(run: Run, out: Path) -> None:
-    """Copy a run's config, summary, log and the `KEPT` numbers into the folder `out`."""
+    """Copy a run's config, environment, summary, log and the `KEPT` numbers into the folder `out`."""
     out.mkdir(parents=True, exist_ok=True)
-    for name in ("config.toml", "summary.json", "log.txt"):
+    for name in ("config.toml", "env.json", "summary.json", "log.txt"):
         if (run.path / name).exists():
             shutil.copyfile(run.path / name, out / name)
     rows = ({key: row[key] for key in KEPT if key in row} for row in run.rows)

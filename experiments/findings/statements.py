@@ -2,7 +2,8 @@
 
 Accuracy is that of the averaged model after the last step, mean over seeds; a *gap* is all-reduce's minus the
 method's, on as many nodes. The bounds below were fixed before anything was run; by them the statements hold
-for the papers' own numbers (a test says so).
+for the papers' own numbers (a test says so). Runs of the first seed then showed that exact gossip itself
+misses the first bound: since then compressed methods are judged against it where it does.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import topologies
-from experiments.curves import Group, Spread, group
-from experiments.runs import FOR_SPEED, Run
+from experiments.curves import Group, Spread
+from experiments.findings.cells import NODES, NORMS, Cell, grouped, seeds
+from experiments.runs import Run
 from gossip.algorithms import theory
-from gossip.errors import UsageError
 from topologies import Topology
 
 MATCHES_WITHIN = 2.0
@@ -28,29 +29,11 @@ MUCH_WORSE_FROM = 5.0
 STUCK_BELOW = 20.0
 """A method does not converge if most seeds diverge, or the accuracy is below twice that of guessing (%)."""
 
-CODECS = {
-    "qsgd:bits=8,norm=max,block=512": (8, "max"),
-    "qsgd:bits=4,norm=max,block=512": (4, "max"),
-    "per-tensor:(qsgd:bits=8,norm=l2,block=tensor)": (8, "l2"),
-    "per-tensor:(qsgd:bits=4,norm=l2,block=tensor)": (4, "l2"),
-}
-"""The compressors of findings.toml: bits and norm. ``max``: per block of 512; ``l2``: per tensor."""
-
-NORMS = {"max": "max norm, block 512", "l2": "l2 norm, per tensor"}
-NODES = (8, 16)
-
-Behaviour = Literal["matches", "worse", "much worse", "fails", "missing"]
+Behaviour = Literal["matches", "worse", "much worse", "fails"]
 LIKE, SLOWER, LOST, DIVERGES = ("matches",), ("much worse",), ("much worse", "fails"), ("fails",)
 
-
-@dataclass(frozen=True, order=True)
-class Cell:
-    """A place in the grid; `norm` is ``""`` and `bits` 32 for exact methods."""
-
-    nodes: int
-    algorithm: str
-    bits: int = 32
-    norm: str = ""
+Reference = Literal["allreduce", "dpsgd"]
+"""What a method is judged against."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +63,9 @@ TANG = "Tang et al. 2018"
 KOLOSKOVA = "Koloskova et al. 2020, Table 1"
 
 
-def _table_1(text: str, algorithm: str, bits: int, expects: tuple[str, ...]) -> Statement:
+def _table_1(claim: str, algorithm: str, bits: int, expects: tuple[str, ...]) -> Statement:
+    """The paper counts bits without the sign, so its levels are twice as many and one."""
+    text = f"{claim}; here {2 ** (bits - 1) - 1} levels, there {2**bits - 1}"
     return Statement(text, KOLOSKOVA, algorithm, bits, expects, nodes=(8,), norms=("l2",))
 
 
@@ -105,28 +90,14 @@ PAPER_ROUNDS = 300 * 50_000 // (8 * 128)
 
 @dataclass(frozen=True)
 class Findings:
-    """All runs of the grid, by cell; `seeds` are those that any cell has."""
+    """All runs of the grid that there are, by cell."""
 
     groups: Mapping[Cell, Group]
-    seeds: frozenset[int]
 
     @classmethod
     def of(cls, runs: Iterable[Run]) -> Findings:
-        """Raises `UsageError`: a run that is not of findings.toml."""
-        groups: dict[Cell, Group] = {}
-        for each in group(runs, alike=FOR_SPEED):
-            config = each.runs[0].config
-            bits, norm = 32, ""
-            if "compressor" in config:
-                if config["compressor"] not in CODECS:
-                    raise UsageError(f"{each.runs[0].path} is no run of experiments/findings.toml")
-                bits, norm = CODECS[config["compressor"]]
-            cell = Cell(config["nodes"], config["algorithm"], bits, norm)
-            if cell in groups:
-                theirs = groups[cell].runs[0].path
-                raise UsageError(f"{theirs} and {each.runs[0].path} differ in more than the grid's settings")
-            groups[cell] = each
-        return cls(groups, frozenset(run.seed for each in groups.values() for run in each.runs))
+        """Raises `UsageError`: a run that is not of findings.toml; see `cells.grouped`."""
+        return cls(grouped(runs))
 
     def accuracy(self, cell: Cell) -> Spread | None:
         return self._spread(cell, "test_accuracy")
@@ -136,32 +107,46 @@ class Findings:
 
     def error(self, cell: Cell) -> Spread | None:
         """The measured ‖v − C(v)‖/‖v‖ of the messages; diverged runs, up to there, count too."""
-        runs = self.groups[cell].runs if cell in self.groups else ()
-        errors = [(run.summary or {}).get("compression_error") for run in runs]
+        errors = [(run.summary or {}).get("compression_error") for run in self._runs(cell)]
         return Spread.of([error for error in errors if error is not None and math.isfinite(error)])
 
-    def gap(self, cell: Cell) -> Spread | None:
-        """All-reduce's accuracy minus that of `cell`, in points; `sd` is that of the difference."""
-        own, reference = self.accuracy(cell), self.accuracy(Cell(cell.nodes, "allreduce"))
-        return reference.minus(own) if own and reference and cell.algorithm != "allreduce" else None
+    def gap(self, cell: Cell, against: Reference = "allreduce") -> Spread | None:
+        """The accuracy of `against` minus that of `cell`, in points; `sd` is that of the difference."""
+        own, reference = self.accuracy(cell), self.accuracy(Cell(cell.nodes, against))
+        return reference.minus(own) if own and reference and cell.algorithm != against else None
 
-    def behaviour(self, cell: Cell) -> Behaviour:
-        """``missing`` where a seed is, and where all-reduce itself fails: there is nothing to compare."""
-        reference = Cell(cell.nodes, "allreduce")
+    def ended(self, cell: Cell) -> frozenset[int]:
+        """The seeds whose runs have, at the last step or by divergence."""
+        return frozenset(run.seed for run in self._runs(cell) if run.summary is not None)
+
+    def behaviour(self, cell: Cell, against: Reference = "allreduce") -> Behaviour | None:
+        """None where a run is missing, and where `against` itself fails: there is nothing to compare."""
+        reference = Cell(cell.nodes, against)
         if not (self._complete(cell) and self._complete(reference)) or self._fails(reference):
-            return "missing"
+            return None
         if self._fails(cell):
             return "fails"
-        gap = self.gap(cell)
-        if gap is None:
-            return "missing"
+        gap = self.gap(cell, against)
+        assert gap is not None, "most runs of both came to their end"
         if gap.mean >= MUCH_WORSE_FROM:
             return "much worse"
         return "matches" if gap.mean <= MATCHES_WITHIN and not self.groups[cell].diverged else "worse"
 
+    def judge(self, statement: Statement, cell: Cell) -> Verdict:
+        """Against all-reduce; against exact gossip where neither that nor a compressed method matches it.
+
+        Otherwise compression would be blamed for what the ring does without it.
+        """
+        behaviour = self.behaviour(cell)
+        misses = cell.norm and behaviour not in (None, "matches")
+        if misses and self.behaviour(Cell(cell.nodes, "dpsgd")) != "matches":
+            behaviour = self.behaviour(cell, "dpsgd")
+            if behaviour != "fails":  # a method that does not converge does so beside anything
+                return Verdict(statement, cell, "dpsgd", behaviour)
+        return Verdict(statement, cell, "allreduce", behaviour)
+
     def _complete(self, cell: Cell) -> bool:
-        runs = self.groups[cell].runs if cell in self.groups else ()
-        return {run.seed for run in runs if run.summary} == self.seeds
+        return self.ended(cell) == seeds()
 
     def _fails(self, cell: Cell) -> bool:
         each, accuracy = self.groups[cell], self.accuracy(cell)
@@ -201,7 +186,10 @@ class Findings:
         )
 
     def _rounds(self, cell: Cell) -> int:
-        return max(int((run.summary or {}).get("steps", 0)) for run in self.groups[cell].runs)
+        return max(int((run.summary or {}).get("steps", 0)) for run in self._runs(cell))
+
+    def _runs(self, cell: Cell) -> tuple[Run, ...]:
+        return self.groups[cell].runs if cell in self.groups else ()
 
     def _spread(self, cell: Cell, key: str) -> Spread | None:
         return self.groups[cell].spread(key) if cell in self.groups else None
@@ -216,17 +204,27 @@ def dcd_bound(nodes: int) -> float:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How `statement` fares in one place; `held` is None where runs are missing."""
+    """How `statement` fares in one place.
+
+    Attributes:
+        behaviour: beside `against`; None while that is open.
+    """
 
     statement: Statement
     cell: Cell
-    behaviour: Behaviour
+    against: Reference
+    behaviour: Behaviour | None
 
     @property
     def held(self) -> bool | None:
-        return None if self.behaviour == "missing" else self.behaviour in self.statement.expects
+        return None if self.behaviour is None else self.behaviour in self.statement.expects
+
+    @property
+    def word(self) -> str:
+        word = {True: "held", False: "not held", None: "open"}[self.held]
+        return f"{word} against D-PSGD" if self.against == "dpsgd" and self.held is not None else word
 
 
 def judge(findings: Findings) -> list[Verdict]:
     """Every statement in all places that it is about."""
-    return [Verdict(s, cell, findings.behaviour(cell)) for s in STATEMENTS for cell in s.cells]
+    return [findings.judge(statement, cell) for statement in STATEMENTS for cell in statement.cells]

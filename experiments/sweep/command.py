@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
-import os
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ import torch
 from experiments import config, toml
 from experiments.sweep import slurm
 from experiments.sweep.grid import Point, SweepFile
-from experiments.sweep.runner import Runner, state
+from experiments.sweep.runner import Runner, changed_error, state
 from gossip.errors import UsageError
 from gossip.transport.environment import launched
 
@@ -71,14 +71,14 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError("\n".join([head, *names]))
     if args.list:
         for point in points:
-            print(f"{state(point, out):<10}  {point.name}")
+            print(f"{state(point, out, args.mpi):<10}  {point.name}")
         return 0
     if args.emit_slurm:
-        print(f"sbatch {slurm.write(args, points, out)}")
+        print(shlex.join(["sbatch", str(slurm.write(args, points, out))]))
         return 0
     code = run_points(points, out, args)
     if code == 0:
-        print(f"python -m gossip compare {out}")
+        print(shlex.join(["python", "-m", "gossip", "compare", str(out)]))
     return code
 
 
@@ -86,11 +86,14 @@ def run_points(points: Sequence[Point], out: Path, args: argparse.Namespace) -> 
     """Run those of `points` that are not done; the exit code.
 
     Raises:
-        UsageError: a finished run of other settings is in the way; started by mpirun.
+        UsageError: runs of other settings are in the way, and all are named; started by mpirun.
     """
     if launched():
         raise UsageError("start it without mpirun: it starts every run by itself, under mpirun with --mpi")
-    states = [state(point, out) for point in points]
+    states = [state(point, out, args.mpi) for point in points]
+    changed = [p for p, found in zip(points, states, strict=True) if found == "changed"]
+    if changed:
+        raise changed_error(changed, out, args.mpi)
     missing = [p for p, found in zip(points, states, strict=True) if found in ("broken off", "new")]
     counts = ", ".join(f"{count} {found}" for found, count in Counter(states).items())
     jobs = args.jobs or default_jobs(points, args.mpi)
@@ -116,9 +119,8 @@ def default_jobs(points: Sequence[Point], mpi: bool) -> int:
     """As many runs at a time as there are cores for; one where they will use a GPU."""
     if torch.cuda.is_available() and any(point.args.device != "cpu" for point in points):
         return 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     largest = max((point.threads * (point.nodes if mpi else 1) for point in points), default=1)
-    return max(1, cores // largest)
+    return max(1, config.cores() // largest)
 
 
 def whole_numbers(text: str) -> list[int]:

@@ -63,13 +63,18 @@ class Point:
 
 @dataclass(frozen=True)
 class SweepFile:
-    """A sweep file, read; `base` and `blocks` may hold lists."""
+    """A sweep file, read; `base` and `blocks` may hold lists.
+
+    Attributes:
+        full: the table of that name as it stands there; empty if the other settings are those already.
+    """
 
     path: Path
     base: Settings
     blocks: tuple[Settings, ...]
     about: Mapping[str, Any]
     tune: Mapping[str, Any]
+    full: Mapping[str, Any]
 
     @classmethod
     def read(cls, path: Path, full: bool = False) -> SweepFile:
@@ -79,11 +84,12 @@ class SweepFile:
             UsageError: no such file, not TOML, a table that has no meaning.
         """
         content = toml.read(path)
-        overlay = content.pop("full", None)
+        overlay = content.pop("full", {})
         if full:
-            if overlay is None:
+            if not overlay:
                 raise UsageError(f"{path} has no [full] settings; leave --full out")
             content |= overlay
+            overlay = {}
         tables = {name: content.pop(name, {}) for name in TABLES}
         blocks = content.pop("runs", [{}])
         for key, value in content.items():
@@ -94,7 +100,7 @@ class SweepFile:
         if not (isinstance(blocks, list) and blocks and all(isinstance(block, dict) for block in blocks)):
             raise UsageError(f"{path}: write runs as one or more [[runs]] blocks")
         base, *rest = [_dashed(settings) for settings in (content, *blocks)]
-        return cls(path, base, tuple(rest), tables["about"], tables["tune"])
+        return cls(path, base, tuple(rest), tables["about"], tables["tune"], overlay)
 
     def points(self, seeds: Sequence[int] = (), overrides: Mapping[str, Any] | None = None) -> list[Point]:
         """All runs, in the file's order, those of the first seed before those of the second.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -19,15 +20,22 @@ from experiments.sweep.grid import Point
 from gossip.errors import UsageError
 from gossip.mpirun import MPIRUN_ENVIRONMENT
 
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""How a file system says that it cannot lock."""
+
 BURIAL_SECONDS = 5.0
 """How long to wait for killed processes to vanish; who has no parent to bury it stays in the list."""
 
 
-def command(point: Point, out: Path, mpi: bool, *extra: str) -> list[str]:
-    """What to start for `point`: the training script with the file's settings as flags, and `extra` ones."""
+def command(point: Point, out: Path, mpirun: str | None, *extra: str) -> list[str]:
+    """What to start for `point`: the training script with the file's settings as flags, and `extra` ones.
+
+    Args:
+        mpirun: starts a rank for each node; None for virtual ones.
+    """
     flags = config.flags({**point.settings, "threads": point.threads, "nodes": point.nodes}, out)
     script = [sys.executable, "-m", "experiments.train", *flags, f"--out={out / point.name}", *extra]
-    return [find_mpirun(), "-n", str(point.nodes), *script] if mpi else script
+    return [mpirun, "-n", str(point.nodes), *script] if mpirun is not None else script
 
 
 def find_mpirun() -> str:
@@ -51,15 +59,27 @@ def locked(path: Path) -> Iterator[IO[str] | None]:
     """The lock file `path`, held; None if another process holds it.
 
     A process that was given the file (`Job` does so) holds it too: what outlives its sweep stays locked.
+
+    Raises:
+        UsageError: its file system has no locks.
+        OSError: the file cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            yield None
+            held = False
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            raise UsageError(
+                f"{path.parent}: no file can be locked there ({error.strerror}), and a sweep locks its runs. "
+                "Put its folder on another file system: --out DIR"
+            ) from None
         else:
-            yield file
+            held = True
+        yield file if held else None
 
 
 class Job:

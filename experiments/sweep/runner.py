@@ -1,12 +1,14 @@
 """Running what is missing of a grid: several runs at a time, each once, and every ending accounted for.
 
 A run counts as done when its folder has a summary, whether it came to its end or diverged. What was broken
-off goes on from its last checkpoint, and starts anew where there is none, or none that can be used.
+off goes on from its last checkpoint, and starts anew where there is none. A sweep never deletes a checkpoint:
+a run that cannot go on from its own has failed, and its last words say what to remove.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 import time
 from collections import deque
@@ -14,29 +16,32 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from experiments import config
 from experiments.progress import duration
 from experiments.runs import FOR_SPEED, IMMATERIAL, Run
 from experiments.sweep.grid import Point
-from experiments.sweep.job import Job, command, locked
-from gossip.errors import CheckpointError, UsageError
+from experiments.sweep.job import Job, command, find_mpirun, locked
+from gossip.errors import UsageError
 
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 60.0
 """How long runs that were asked to stop may take for their checkpoints."""
 
+FRAMED = re.compile(r"^-{20,}$.*?^-{20,}$", re.MULTILINE | re.DOTALL)
+"""What Open MPI itself says when a rank has ended the job; it says so after the rank's own last words."""
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
-State = Literal["finished", "diverged", "broken off", "new"]
+State = Literal["finished", "diverged", "broken off", "changed", "new"]
 
 
-def state(point: Point, out: Path) -> State:
-    """How far `point`'s run in `out` is.
+def state(point: Point, out: Path, mpi: bool) -> State:
+    """How far `point`'s run in `out` is; "changed": it was made, or begun, as another run (see `changes`).
 
     Raises:
-        UsageError: it has finished, or has a checkpoint, but with other settings than the sweep now asks for.
+        UsageError: a file in its folder is damaged.
     """
     folder = out / point.name
     if not (folder / "config.toml").exists():
@@ -44,11 +49,8 @@ def state(point: Point, out: Path) -> State:
     run = Run.read(folder)
     if run.summary is None and not _resumable(folder):
         return "broken off"
-    if changed := _changes(point, run):
-        raise UsageError(
-            f"{folder} was run with {', '.join(f'{k} {was}, not {now}' for k, was, now in changed)}. "
-            "Take another --out for the changed sweep, or delete that folder to have it run again."
-        )
+    if changes(point, run, mpi):
+        return "changed"
     if run.summary is None:
         return "broken off"
     return "diverged" if run.diverged else "finished"
@@ -58,20 +60,33 @@ def _resumable(folder: Path) -> bool:
     return any(folder.glob("checkpoint/*/complete"))
 
 
-def _changes(point: Point, run: Run) -> list[tuple[str, Any, Any]]:
-    """Key, value in the folder and value in the sweep, of every setting that makes it another run.
+def changes(point: Point, run: Run, mpi: bool) -> list[str]:
+    """What makes `run` another one than the sweep now asks for with `point`: ``batch-size 8, not 16``.
 
-    A run that is not at its end may go on with whatever ``--resume`` lets one change.
+    A run that is not at its end may go on with whatever ``--resume`` lets one change, except for its length:
+    the learning rates of the steps it has made were those of the old one.
     """
     own = vars(config.parse(config.flags(run.config, run.path / "config.toml")))
     asked = {**vars(point.args), "nodes": point.nodes}
-    free = (*config.ABOUT_THE_COMMAND, *(config.MAY_CHANGE if run.summary is None else ()))
+    free = (*config.ABOUT_THE_COMMAND, *(config.INCIDENTAL if run.summary is None else ()))
     kept = IMMATERIAL | FOR_SPEED | {name.replace("_", "-") for name in free}
-    return [
-        (name.replace("_", "-"), own.get(name), value)
+    found = [
+        f"{name.replace('_', '-')} {own.get(name)}, not {value}"
         for name, value in asked.items()
         if name.replace("_", "-") not in kept and own.get(name) != value
     ]
+    virtual = point.nodes > 1 and not mpi
+    if run.settings.get("virtual-nodes", virtual) != virtual:
+        found.append("MPI ranks, not virtual nodes" if virtual else "virtual nodes, not MPI ranks")
+    return found
+
+
+def changed_error(points: Sequence[Point], out: Path, mpi: bool) -> UsageError:
+    """What there is to say about `points` whose state is "changed"."""
+    runs = [(point, Run.read(out / point.name)) for point in points]
+    lines = [f"{run.path} was run with {'; '.join(changes(point, run, mpi))}" for point, run in runs]
+    remedy = "Take another --out for the changed sweep, or delete what is to run again."
+    return UsageError("\n".join([*lines, remedy]))
 
 
 class Interrupts:
@@ -101,7 +116,6 @@ class Attempt:
 
     point: Point
     job: Job
-    resumes: bool
     held: contextlib.ExitStack
     started: float = field(default_factory=time.monotonic)
 
@@ -123,18 +137,22 @@ class Runner:
         self.elsewhere: list[str] = []
 
     def run(self, points: Sequence[Point]) -> int:
-        """Returns the exit code: 0, 1 if a run failed, or that of the signal that ended the sweep."""
-        waiting = deque((point, False) for point in points)
+        """Returns the exit code: 0, 1 if a run failed, or that of the signal that ended the sweep.
+
+        Raises:
+            UsageError: there is no mpirun, or no locks in the sweep's folder; nothing has been started.
+        """
+        waiting = deque(points)
         self._total, began = len(points), time.monotonic()
+        self._mpirun = find_mpirun() if self._mpi and points else None
         with Interrupts() as interrupts:
             try:
                 while (waiting or self._running) and not interrupts.count:
                     while waiting and len(self._running) < self._jobs:
-                        self._start(*waiting.popleft())
+                        self._start(waiting.popleft())
                     for attempt in self._ended():
-                        if not self._settle(attempt):
-                            waiting.appendleft((attempt.point, True))
-                        elif waiting or self._running:
+                        self._settle(attempt)
+                        if waiting or self._running:
                             left = (time.monotonic() - began) / self._over * (self._total - self._over)
                             self._say(f"  about {duration(left)} to go")
                     time.sleep(POLL_SECONDS)
@@ -146,53 +164,78 @@ class Runner:
                     attempt.job.end()
         return 1 if self.failed else 0
 
-    def _start(self, point: Point, anew: bool) -> None:
-        """Start `point`'s run, unless it runs elsewhere or has been finished there meanwhile."""
-        held = contextlib.ExitStack()
-        lock = held.enter_context(locked(self._out / ".locks" / point.name))
-        found = state(point, self._out) if lock else "new"
-        if lock is None or found in ("finished", "diverged"):
-            held.close()
-            self._total -= 1
+    def _start(self, point: Point) -> None:
+        """Start `point`'s run, unless it runs elsewhere or has been finished there meanwhile.
+
+        What keeps it from starting is its own failure: the others go on.
+        """
+        with contextlib.ExitStack() as held:
+            try:
+                lock = held.enter_context(locked(self._out / ".locks" / point.name))
+            except OSError as error:
+                self._fail(point, f"FAILED: {error}")
+                return
             if lock is None:
                 self.elsewhere.append(point.name)
-            return
+                self._total -= 1
+                return
+            try:
+                job = self._job(point, lock)
+            except (UsageError, OSError) as error:
+                self._fail(point, f"FAILED: {error}")
+                return
+            if job is None:
+                self._total -= 1
+            else:
+                self._running.append(Attempt(point, job, held.pop_all()))
+
+    def _job(self, point: Point, lock: IO[str]) -> Job | None:
+        """The process of `point`'s run, started; None if there is nothing left to do."""
+        if self._is_done(point):
+            return None
         folder, log = self._out / point.name, self._log(point)
-        resumes = not anew and found == "broken off" and _resumable(folder)
-        if not (resumes or anew):
+        resumes = _resumable(folder)
+        if not resumes:
             log.unlink(missing_ok=True)
             (folder / "log.txt").unlink(missing_ok=True)
         flag = "--resume" if resumes else "--overwrite"
-        job = Job(command(point, self._out, self._mpi, flag), log, point.threads, lock)
-        self._running.append(Attempt(point, job, resumes, held))
+        return Job(command(point, self._out, self._mpirun, flag), log, point.threads, lock)
+
+    def _is_done(self, point: Point) -> bool:
+        found = state(point, self._out, self._mpi)
+        if found == "changed":
+            raise changed_error([point], self._out, self._mpi)
+        return found in ("finished", "diverged")
 
     def _ended(self) -> list[Attempt]:
         ended = [attempt for attempt in self._running if attempt.job.poll() is not None]
         self._running = [attempt for attempt in self._running if attempt not in ended]
         return ended
 
-    def _settle(self, attempt: Attempt) -> bool:
-        """Account for a run that has ended; False if it is to be started anew."""
+    def _settle(self, attempt: Attempt) -> None:
+        """Account for a run that has ended."""
         point, code = attempt.point, attempt.job.poll()
         attempt.job.end(patience=0)
-        found = state(point, self._out)
-        log = self._keep_log(point)
-        attempt.held.close()
-        done = found in ("finished", "diverged")
-        if not done and attempt.resumes and code == CheckpointError.exit_code:
-            self._say(f"{point.name} could not be continued from its checkpoint; it starts anew")
-            return False
-        self._over += 1
         took = duration(time.monotonic() - attempt.started)
-        head = f"[{self._over}/{self._total}] {point.name}"
-        if done:
-            self._say(f"{head}: {self._result(point)}, {took}")
-        else:
-            self.failed.append(point.name)
-            last = log.read_text(errors="replace").strip().splitlines()[-3:] if log.exists() else []
-            what = f"{head} FAILED after {took}, exit code {code}; {log} ends with"
-            self._say("\n    ".join([what, *last]))
-        return True
+        with attempt.held:
+            try:
+                log = self._keep_log(point)
+                if self._is_done(point):
+                    self._over += 1
+                    self._say(f"{self._head(point)}: {self._result(point)}, {took}")
+                else:
+                    last = _last_words(log)
+                    self._fail(point, f"FAILED after {took}, exit code {code}; {log} ends with", *last)
+            except (UsageError, OSError) as error:
+                self._fail(point, f"FAILED after {took}: {error}")
+
+    def _fail(self, point: Point, *lines: str) -> None:
+        self._over += 1
+        self.failed.append(point.name)
+        self._say("\n    ".join([f"{self._head(point)} {lines[0]}", *lines[1:]]))
+
+    def _head(self, point: Point) -> str:
+        return f"[{self._over}/{self._total}] {point.name}"
 
     def _result(self, point: Point) -> str:
         run = Run.read(self._out / point.name)
@@ -214,6 +257,9 @@ class Runner:
             for attempt in self._ended():
                 self._put_away(attempt)
             time.sleep(POLL_SECONDS)
+        if self._running:
+            names = ", ".join(attempt.point.name for attempt in self._running)
+            self._say(f"ended without a checkpoint of where they were: {names}")
         for attempt in self._running:
             self._put_away(attempt)
         self._running = []
@@ -237,3 +283,9 @@ class Runner:
                 file.write(log.read_text(errors="replace"))
             log.unlink()
         return kept
+
+
+def _last_words(log: Path) -> list[str]:
+    # Open MPI ends its own messages with a zero byte.
+    text = log.read_text(errors="replace").replace("\0", "") if log.exists() else ""
+    return (FRAMED.sub("", text).strip() or text.strip()).splitlines()[-3:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ SCRIPT = """\
 #SBATCH --ntasks={ranks}
 #SBATCH --cpus-per-task={threads}
 #SBATCH --time=24:00:00
-#SBATCH --output={out}/slurm-%A_%a.txt
+#SBATCH --output={output}
 # Two minutes before the end, and when the job is pre-empted, the sweep lets the run write a checkpoint.
 #SBATCH --signal=B:USR1@120
 #SBATCH --requeue
@@ -52,11 +53,11 @@ def write(args: argparse.Namespace, points: Sequence[Point], out: Path) -> Path:
     script = SCRIPT.format(
         count=len(points),
         file=args.file,
-        name=args.file.stem,
+        name=_quoted(args.file.stem),
         last=len(points) - 1,
         ranks=max(point.nodes for point in points) if args.mpi else 1,
         threads=max(point.threads for point in points),
-        out=out,
+        output=_quoted(str(out.resolve()).replace("%", "%%") + "/slurm-%A_%a.txt"),
         runs="\n".join(f"    {shlex.quote(point.name)}" for point in points),
         here=shlex.quote(str(Path.cwd())),
         activate=f"source {shlex.quote(str(activate))}\n" if activate.exists() else "",
@@ -66,3 +67,8 @@ def write(args: argparse.Namespace, points: Sequence[Point], out: Path) -> Path:
     path = out / "sweep.sbatch"
     path.write_text(script)
     return path
+
+
+def _quoted(text: str) -> str:
+    """As sbatch reads it after ``#SBATCH``: a backslash escapes what ends the quotes or begins a comment."""
+    return '"' + re.sub(r'([\\"#])', r"\\\1", text) + '"'

@@ -12,7 +12,7 @@ import argparse
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,23 +30,28 @@ class Choice:
     Attributes:
         name: the method, as in run names, without learning rate and seed.
         settings: of its runs, without learning rate and seed.
-        losses: final training loss, mean over seeds, by learning rate; inf where a seed diverged.
+        losses: the seeds' final training losses by learning rate; inf where one diverged.
     """
 
     name: str
     settings: Mapping[str, Any]
-    losses: Mapping[float, float]
+    losses: Mapping[float, Sequence[float]]
 
     @property
     def best(self) -> float | None:
-        """The learning rate of the lowest loss; None if all diverged."""
-        lr = min(self.losses, key=self.losses.__getitem__)
-        return lr if self.losses[lr] < math.inf else None
+        """The learning rate of the lowest mean loss; None if none is without a seed that diverged."""
+        lr = min(self.losses, key=lambda lr: statistics.fmean(self.losses[lr]))
+        return lr if statistics.fmean(self.losses[lr]) < math.inf else None
 
     @property
     def at_the_edge(self) -> bool:
         """Whether the best rate is the grid's smallest or largest: a wider grid might hold a better one."""
         return len(self.losses) > 1 and self.best in (min(self.losses), max(self.losses))
+
+    @property
+    def tried(self) -> list[str]:
+        """``0.1: 0.5312``, the mean over seeds, for every rate."""
+        return [f"{lr:g}: {_show(losses)}" for lr, losses in sorted(self.losses.items())]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     chosen = choose(points, out)
     print("\n".join(lines(chosen)))
     if all(choice.best is None for choice in chosen):
-        raise UsageError("every run diverged: give smaller rates to try, --lr 0.001,0.01")
+        raise UsageError("runs diverged at every rate: give smaller ones to try, --lr 0.001,0.01")
     path = out / "tuned.toml"
     path.write_text(tuned_file(chosen, file, args.file))
     print(f"python -m gossip sweep {path}")
@@ -87,8 +92,7 @@ def run(args: argparse.Namespace) -> int:
 
 def with_rates(file: SweepFile, rates: Sequence[float]) -> SweepFile:
     """`file` with every method at each of the `rates`."""
-    blocks = tuple({**block, "lr": list(rates)} for block in file.blocks)
-    return SweepFile(file.path, file.base, blocks, file.about, file.tune)
+    return replace(file, blocks=tuple({**block, "lr": list(rates)} for block in file.blocks))
 
 
 def choose(points: Iterable[Point], out: Path) -> list[Choice]:
@@ -99,23 +103,19 @@ def choose(points: Iterable[Point], out: Path) -> list[Choice]:
         name = point.name.removesuffix(f"-seed{point.args.seed}").replace(f"-lr{point.settings['lr']}", "")
         settings = {key: value for key, value in point.settings.items() if key not in ("lr", "seed")}
         tried.setdefault(name, (settings, {}))[1].setdefault(lr, []).append(loss)
-    return [
-        Choice(name, settings, {lr: statistics.fmean(losses) for lr, losses in by_lr.items()})
-        for name, (settings, by_lr) in tried.items()
-    ]
+    return [Choice(name, settings, losses) for name, (settings, losses) in tried.items()]
 
 
 def lines(chosen: Iterable[Choice]) -> Iterable[str]:
     """The table for the terminal."""
     for choice in chosen:
-        losses = ", ".join(f"{lr:g}: {_show(loss)}" for lr, loss in sorted(choice.losses.items()))
-        best = "all diverged" if choice.best is None else f"lr {choice.best:g}"
+        best = "diverged at every lr" if choice.best is None else f"lr {choice.best:g}"
         edge = " (at the edge of the grid: try rates beyond it)" if choice.at_the_edge else ""
-        yield f"{choice.name}: {best}{edge}    final training loss by lr: {losses}"
+        yield f"{choice.name}: {best}{edge}    final training loss by lr: {', '.join(choice.tried)}"
 
 
 def tuned_file(chosen: Iterable[Choice], file: SweepFile, path: Path) -> str:
-    """A sweep file with the chosen learning rates, the seeds and remarks of `file`, and what was tried."""
+    """A sweep file with the chosen learning rates, what else `file` has, and what was tried."""
     tried = list(chosen)
     chosen = [choice for choice in tried if choice.best is not None]
     shared = dict(chosen[0].settings)
@@ -129,14 +129,29 @@ def tuned_file(chosen: Iterable[Choice], file: SweepFile, path: Path) -> str:
         parts.append(f"\n[[runs]]\n{toml.dumps({**own, 'lr': choice.best})}")
     if file.about:
         parts.append(f"\n[about]\n{toml.dumps(file.about)}")
-    record = {
-        choice.name: [f"{lr:g}: {_show(loss)}" for lr, loss in sorted(choice.losses.items())]
-        for choice in tried
-    }
+    if file.full:
+        parts.append(_full(file, shared))
     criterion = {"criterion": "lowest training loss over the last epoch, mean over nodes and seeds"}
-    quoted = {f'"{name}"': value for name, value in record.items()}
-    parts.append(f"\n[tuned]\n{toml.dumps({**criterion, **quoted})}")
+    record = {f'"{choice.name}"': choice.tried for choice in tried}
+    parts.append(f"\n[tuned]\n{toml.dumps({**criterion, **record})}")
     return "".join(parts)
+
+
+def _full(file: SweepFile, shared: Mapping[str, Any]) -> str:
+    """The [full] of `file` for a tuned file whose blocks share the settings `shared`."""
+    settings = {key: value for key, value in file.full.items() if key != "runs"}
+    blocks = file.full.get("runs", [])
+    if blocks:
+        # They replace the tuned blocks, and nobody has tuned them: they keep the rate that `file` gives them,
+        # and its other settings that are only in the tuned blocks now.
+        settings = {key: value for key, value in file.base.items() if key not in shared} | settings
+        remark = "its runs have not been tuned"
+    else:
+        # The tuned blocks run with these settings, at the rates chosen for them: one here would do nothing.
+        settings.pop("lr", None)
+        remark = "the rates above were chosen without these settings"
+    parts = [f"\n[full]    # {remark}\n{toml.dumps(settings)}"]
+    return "".join([*parts, *(f"\n[[full.runs]]\n{toml.dumps(block)}" for block in blocks)])
 
 
 def _loss(run: Run) -> float:
@@ -145,8 +160,11 @@ def _loss(run: Run) -> float:
     return math.inf if run.diverged or loss is None or not math.isfinite(loss) else float(loss)
 
 
-def _show(loss: float) -> str:
-    return "diverged" if loss == math.inf else f"{loss:.4f}"
+def _show(losses: Sequence[float]) -> str:
+    diverged = losses.count(math.inf)
+    if not diverged:
+        return f"{statistics.fmean(losses):.4f}"
+    return "diverged" if diverged == len(losses) else f"{diverged} of {len(losses)} diverged"
 
 
 def _rates(text: str) -> list[float]:

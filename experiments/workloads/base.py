@@ -35,6 +35,7 @@ class Workload(ABC):
 
     Attributes:
         noun: what the data are, for messages.
+        data_flag: the option that says where they are.
         models: by name, those that take them.
         defaults: the options that only this workload has, and ``model``, with their defaults; None if there
             is none. Without a default in the parser, so that they are known not to be given.
@@ -42,6 +43,7 @@ class Workload(ABC):
     """
 
     noun: ClassVar[str]
+    data_flag: ClassVar[str]
     models: ClassVar[Mapping[str, Any]]
     defaults: ClassVar[Mapping[str, Any]]
     measures: ClassVar[tuple[str, ...]]
@@ -63,6 +65,11 @@ class Workload(ABC):
     @abstractmethod
     def load(cls, args: argparse.Namespace, world: Transport) -> Workload:
         """Collective: bring the data into memory. Raises `UsageError`, the same on every rank."""
+
+    @property
+    @abstractmethod
+    def digest(self) -> str:
+        """SHA-256 of the data."""
 
     @property
     def notes(self) -> tuple[str, ...]:

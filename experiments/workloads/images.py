@@ -25,6 +25,7 @@ class Images(Workload):
     """A `Dataset`, dealt out to the nodes by ``--partition``, augmented."""
 
     noun = "images"
+    data_flag = "--data-dir"
     models = IMAGE_MODELS
     defaults: ClassVar[Mapping[str, Any]] = {
         "model": "resnet20",
@@ -45,6 +46,10 @@ class Images(Workload):
     @classmethod
     def load(cls, args: argparse.Namespace, world: Transport) -> Images:
         return cls(args, data.load(args.dataset, args.data_dir, world))
+
+    @property
+    def digest(self) -> str:
+        return self._dataset.digest
 
     @property
     def num_classes(self) -> int:

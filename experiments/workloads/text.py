@@ -31,6 +31,7 @@ class TextWorkload(Workload):
     """A `Corpus`, of which every node reads a contiguous part."""
 
     noun = "text"
+    data_flag = "--data-file"
     models = TEXT_MODELS
     defaults: ClassVar[Mapping[str, Any]] = {"model": "lstm", "data_file": None, "bptt": 35}
     measures = ("test_perplexity", "test_loss", "valid_perplexity")
@@ -52,6 +53,10 @@ class TextWorkload(Workload):
         return cls(args, data.load_text(args.dataset, args.data_file, world))
 
     @property
+    def digest(self) -> str:
+        return self._corpus.digest
+
+    @property
     def notes(self) -> tuple[str, ...]:
         return (str(self._corpus),)
 
@@ -71,7 +76,6 @@ class TextWorkload(Workload):
             node.size,
             self.args.batch_size,
             self.args.bptt,
-            digest=self._corpus.digest,
             device=node.device,
         )
         return self._windows

@@ -17,10 +17,13 @@ def run(
     diverged_at: int | None = None,
     finished: bool = True,
     summary: dict[str, Any] | None = None,
+    env: dict[str, Any] | None = None,
     **config: Any,
 ) -> Run:
     """A run of 20 steps, ten to an epoch, tested after each half; `config` with ``_`` for ``-``."""
     path.mkdir(parents=True)
+    if env is not None:
+        (path / "env.json").write_text(json.dumps(env))
     settings = {"algorithm": "dcd", "nodes": 4, "seed": 1}
     settings |= {key.replace("_", "-"): value for key, value in config.items()}
     (path / "config.toml").write_text(f"# typed\n{toml.dumps(settings)}")

@@ -18,6 +18,9 @@ from typing import NoReturn
 from experiments import toml
 from gossip.errors import CheckpointError
 
+FRAME = "-" * 74
+"""Around what Open MPI says."""
+
 
 def stop_when_asked(out: Path, obey: bool) -> NoReturn:
     """Until SIGUSR1, with a child in a process group of its own, as mpirun's ranks are."""
@@ -45,6 +48,8 @@ def main() -> None:
     if does == "crash":
         sys.exit("something went wrong")
     if does == "fail to resume" and mode == "--resume":
+        print("a rank's part is damaged: remove that folder and resume again", flush=True)
+        print(f"{FRAME}\nMPI_ABORT was invoked\n\n  Errorcode: 4\n{FRAME}\n\0" * 2, flush=True)
         sys.exit(CheckpointError.exit_code)
     if does in ("obey", "ignore"):
         stop_when_asked(out, does == "obey")

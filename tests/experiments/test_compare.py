@@ -7,13 +7,15 @@ import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
 
 from experiments import compare
 from experiments.curves import Spread, curve, group
-from experiments.runs import find
+from experiments.runs import FOR_SPEED, find
 from gossip.errors import UsageError
 from tests.experiments import fabricate
 
@@ -60,6 +62,47 @@ def test_where_the_data_lie_is_no_difference_but_the_batch_is(tmp_path: Path) ->
     assert labels == [("dcd, batch-size 8", 2), ("dcd, batch-size 16", 1)]
 
 
+def test_runs_of_other_data_share_no_row_and_the_label_says_so(tmp_path: Path) -> None:
+    for name, data, seed in (("a1", "aaa", 1), ("a2", "aaa", 2), ("b1", "bbb", 1)):
+        env = {"data": data, "virtual_nodes": True, "commit": name}
+        fabricate.run(tmp_path / name, seed=seed, data_dir=name, env=env)
+    labels = [(g.label, len(g.runs)) for g in group(find([tmp_path]))]
+    assert labels == [("dcd, data aaa", 2), ("dcd, data bbb", 1)]
+
+
+@pytest.mark.parametrize("told_in", ["env", "summary"])
+def test_mpi_ranks_and_virtual_nodes_are_compared_and_not_mixed(tmp_path: Path, told_in: str) -> None:
+    """In older runs the summary alone says which they were."""
+    for name, virtual in (("mpi", False), ("virtual", True)):
+        told: dict[str, Any] = {told_in: {"virtual_nodes": virtual}}
+        fabricate.run(tmp_path / name, **told)
+    labels = [g.label for g in group(find([tmp_path]))]
+    assert labels == ["dcd, virtual-nodes False", "dcd, virtual-nodes True"]
+
+
+def test_runs_that_do_not_say_so_belong_together(tmp_path: Path) -> None:
+    """The earliest runs, all under MPI, say nothing of it, and later ones do."""
+    fabricate.run(tmp_path / "a")
+    fabricate.run(tmp_path / "b", seed=2, summary={"virtual_nodes": False})
+    assert [(g.label, len(g.runs)) for g in group(find([tmp_path]))] == [("dcd", 2)]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "experiments" / "results").glob("*/compare.md")), ids=str)
+def test_kept_runs_are_grouped_as_on_their_page(path: Path) -> None:
+    groups = group(find([path.parent]))
+    rows = re.findall(r"^\| .*\| (\[seed .*) \|$", path.read_text(), re.M)
+    on_page = {frozenset(re.findall(r"\]\(([^)]+)\)", row)) for row in rows}
+    assert on_page and on_page <= {frozenset(run.path.name for run in each.runs) for each in groups}
+
+
+@pytest.mark.parametrize("key", ["progress", "order", "threads"])
+def test_what_changes_step_times_keeps_runs_apart(tmp_path: Path, key: str) -> None:
+    settings: list[dict[str, Any]] = [{key: "x", "seed": 1}, {key: "y", "seed": 2}]
+    runs = [fabricate.run(tmp_path / each[key], **each) for each in settings]
+    assert [g.label for g in group(runs)] == [f"dcd, {key} x", f"dcd, {key} y"]
+    assert len(group(runs, alike=FOR_SPEED)) == 1
+
+
 def test_the_table_states_seeds_results_and_differences(tmp_path: Path) -> None:
     three_groups(tmp_path)
     groups = group(find([tmp_path]))
@@ -77,11 +120,12 @@ def test_the_table_states_seeds_results_and_differences(tmp_path: Path) -> None:
 
 
 def test_the_page_links_runs_and_repeats_commands(tmp_path: Path) -> None:
-    three_groups(tmp_path / "runs")
-    compare.run(Namespace(runs=[tmp_path / "runs"], out=tmp_path / "page"))
+    three_groups(tmp_path / "my (runs)")
+    compare.run(Namespace(runs=[tmp_path / "my (runs)"], out=tmp_path / "page"))
     page = (tmp_path / "page" / "compare.md").read_text()
     links = re.findall(r"\]\(([^)]+)\)", page)
-    assert len(links) >= 6 and all((tmp_path / "page" / link).exists() for link in links)
+    assert len(links) >= 6 and all((tmp_path / "page" / unquote(link)).exists() for link in links)
+    assert not any(re.search(r"[\s()]", link) for link in links)  # Markdown would end them there
     assert (
         "python -m experiments.train --algorithm=dcd --nodes=4 --seed=1 --compressor=qsgd:bits=4    #" in page
     )

@@ -42,6 +42,34 @@ def test_several_runs_in_one_picture(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert (tmp_path / "training.png").exists()
 
 
+def test_several_runs_leave_the_pictures_of_each_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    grid, here = [run(tmp_path / "grid" / name) for name in "ab"], tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    plot.run(Namespace(runs=grid, out=None))
+    assert (here / "training.png").exists() and not list(tmp_path.glob("grid/**/*.png"))
+    plot.run(Namespace(runs=[tmp_path / "grid"], out=None))
+    assert (tmp_path / "grid" / "training.png").exists() and not list(tmp_path.glob("grid/*/*.png"))
+    plot.run(Namespace(runs=grid[:1], out=None))
+    assert (grid[0] / "training.png").exists()
+
+
+def test_the_title_speaks_of_a_band_where_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figure, titles = pytest.importorskip("matplotlib.figure").Figure, list[str]()
+    monkeypatch.setattr(
+        figure, "savefig", lambda self, *args, **options: titles.append(self.axes[0].get_title())
+    )
+    runs = [run(tmp_path / name) for name in "ab"]
+    plot.draw(runs[:1], tmp_path)
+    plot.draw(runs, tmp_path)
+    assert titles[0::2] == ["Training loss (band: all nodes)", "Training loss"]
+
+
 def test_text_is_judged_by_perplexity_and_apart_from_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

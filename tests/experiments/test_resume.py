@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from experiments import data
 from gossip.algorithms import ALGORITHMS
 from gossip.errors import CheckpointError, UsageError
 from tests.experiments.checkpoints import assert_equal, states
+from tests.experiments.conftest import tiny_dataset
 
 EPOCH = 4  # steps, of 3 nodes with the tiny data set
 
@@ -69,6 +73,26 @@ def test_what_does_not_fit_is_refused(job: Any, tmp_path: Path) -> None:
         job("--resume", "--algorithm", "dcd")
     with pytest.raises(UsageError, match="started with --nodes 2, not 3"):
         job("--resume", "--nodes", "3")
+
+
+def test_other_images_do_not_continue_a_run(job: Any, monkeypatch: Any) -> None:
+    job("--nodes", "2", "--steps", "6")
+    monkeypatch.setattr(data, "load", lambda name, folder, world: tiny_dataset())
+    job("--resume", "--steps", "7")
+    other = replace(tiny_dataset(), test_y=tiny_dataset().test_y.flip(0))
+    monkeypatch.setattr(data, "load", lambda name, folder, world: other)
+    with pytest.raises(UsageError, match="the data of --data-dir are not those"):
+        job("--resume", "--steps", "8")
+
+
+def test_a_checkpoint_that_does_not_name_its_data_goes_on(job: Any) -> None:
+    """As those of older versions."""
+    run = job("--nodes", "1", "--steps", "6")
+    for path in (run["folder"] / "checkpoint").glob("*/rank0.pt"):
+        state = torch.load(path, weights_only=True)
+        del state["data"]
+        torch.save(state, path)
+    assert job("--resume", "--steps", "8")["metrics"][-1]["step"] == 8
 
 
 def test_a_torn_checkpoint_is_named_and_the_one_before_works(job: Any) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -87,8 +90,10 @@ def test_a_wrong_file_is_named_before_anything_runs(tmp_path: Path, text: str, s
 def test_two_runs_never_share_a_name(tmp_path: Path) -> None:
     file = write(tmp_path / "a.toml", "[[runs]]\nmodel = 'mlp:hidden=8'\n[[runs]]\nmodel = 'mlp:8'\n")
     assert len(SweepFile.read(file).points()) == 2
-    file.write_text("[[runs]]\nlr-schedule = 'step:0.5,0.75'\n[[runs]]\nlr-schedule = 'step:0.5-0.75'\n")
-    with pytest.raises(UsageError):
+    file.write_text(
+        "dataset = 'text'\n[[runs]]\ndata-file = 'a/train.txt'\n[[runs]]\ndata-file = 'a-train.txt'\n"
+    )
+    with pytest.raises(UsageError, match="would both be called dpsgd-data-filea-train"):
         SweepFile.read(file).points()
 
 
@@ -109,8 +114,8 @@ class Sweep:
         self.points = SweepFile.read(write(path / "a.toml")).points(seeds=[1])
         self._monkeypatch = monkeypatch
 
-        def fake(point: Point, out: Path, mpi: bool, *extra: str) -> list[str]:
-            line = job.command(point, out, mpi, *extra)
+        def fake(point: Point, out: Path, mpirun: str | None, *extra: str) -> list[str]:
+            line = job.command(point, out, mpirun, *extra)
             at = line.index("experiments.train")
             return [*line[: at - 1], str(ROOT / "tests/experiments/fake_train.py"), *line[at + 1 :]]
 
@@ -119,7 +124,7 @@ class Sweep:
 
     def run(self, jobs: int = 2, **behaviours: str) -> int:
         self._monkeypatch.setenv("FAKE", json.dumps(behaviours))
-        missing = [p for p in self.points if runner.state(p, self.out) in ("new", "broken off")]
+        missing = [p for p in self.points if runner.state(p, self.out, False) in ("new", "broken off")]
         return runner.Runner(self.out, jobs, False, self.said.append).run(missing)
 
     def starts(self) -> list[str]:
@@ -127,7 +132,13 @@ class Sweep:
         return file.read_text().splitlines() if file.exists() else []
 
     def states(self) -> list[str]:
-        return [runner.state(point, self.out) for point in self.points]
+        return [runner.state(point, self.out, False) for point in self.points]
+
+    def asked(self, text: str, mpi: bool = False) -> tuple[str, str]:
+        """The first run's state for the sweep file `text`, and what is said of its changes."""
+        path = self.out.parent / "b.toml"
+        point = SweepFile.read(write(path, text)).points(seeds=[1])[0]
+        return runner.state(point, self.out, mpi), str(runner.changed_error([point], self.out, mpi))
 
 
 @pytest.fixture
@@ -165,10 +176,13 @@ def test_a_run_with_a_checkpoint_goes_on(fake: Sweep) -> None:
     assert fake.run() == 0 and fake.starts()[-1] == f"{name} --resume"
 
 
-def test_what_cannot_go_on_starts_anew(fake: Sweep) -> None:
+def test_what_cannot_go_on_has_failed_and_keeps_its_checkpoints(fake: Sweep) -> None:
     name = checkpointed(fake)
-    assert fake.run(allreduce="fail to resume") == 0
-    assert fake.starts()[-2:] == [f"{name} --resume", f"{name} --overwrite"]
+    starts = len(fake.starts())
+    assert fake.run(allreduce="fail to resume") == 1
+    assert fake.starts()[starts:] == [f"{name} --resume"] and fake.states()[0] == "broken off"
+    assert (fake.out / name / "checkpoint/step-000005/complete").exists()
+    assert "FAILED" in fake.said[-1] and "remove that folder and resume again" in fake.said[-1]
 
 
 def test_a_crash_after_resuming_keeps_the_checkpoints(fake: Sweep) -> None:
@@ -180,23 +194,48 @@ def test_a_crash_after_resuming_keeps_the_checkpoints(fake: Sweep) -> None:
     assert log.count("something went wrong") == 2
 
 
-def test_a_checkpoint_of_other_settings_is_not_thrown_away(fake: Sweep, tmp_path: Path) -> None:
-    name = checkpointed(fake)
-    changed = write(tmp_path / "b.toml", SMALL.replace("batch-size = 8", "batch-size = 16"))
-    with pytest.raises(UsageError, match="was run with batch-size 8, not 16"):
-        runner.state(SweepFile.read(changed).points(seeds=[1])[0], fake.out)
-    longer = write(tmp_path / "c.toml", f"log-every = 3\n{SMALL}")  # what --resume lets one change
-    assert runner.state(SweepFile.read(longer).points(seeds=[1])[0], fake.out) == "broken off"
-    assert (fake.out / name / "checkpoint/step-000005/complete").exists()
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (SMALL.replace("batch-size = 8", "batch-size = 16"), "was run with batch-size 8, not 16"),
+        (f"epochs = 3\n{SMALL}", "was run with epochs 20, not 3.0"),
+        (f"steps = 9\n{SMALL}", "was run with steps None, not 9"),
+    ],
+)
+def test_a_checkpoint_of_other_settings_does_not_go_on(fake: Sweep, text: str, says: str) -> None:
+    """Nor of another length: the learning rates of its steps were those of the old one."""
+    checkpointed(fake)
+    found, said = fake.asked(text)
+    assert found == "changed" and says in said
 
 
-def test_a_finished_run_of_other_settings_is_never_mixed_in(fake: Sweep, tmp_path: Path) -> None:
+def test_a_checkpoint_goes_on_with_what_resuming_lets_one_change(fake: Sweep) -> None:
+    checkpointed(fake)
+    assert fake.asked(f"log-every = 3\n{SMALL}")[0] == "broken off"
+
+
+def test_a_finished_run_of_other_settings_is_never_mixed_in(fake: Sweep) -> None:
     fake.run()
-    changed = write(tmp_path / "b.toml", SMALL.replace("batch-size = 8", "batch-size = 16"))
-    with pytest.raises(UsageError, match="was run with batch-size 8, not 16"):
-        runner.state(SweepFile.read(changed).points(seeds=[1])[0], fake.out)
-    elsewhere = write(tmp_path / "c.toml", f"threads = 2\ndata-dir = '/d'\noverlap = false\n{SMALL}")
-    assert runner.state(SweepFile.read(elsewhere).points(seeds=[1])[0], fake.out) == "finished"
+    found, said = fake.asked(SMALL.replace("batch-size = 8", "batch-size = 16"))
+    assert found == "changed" and "was run with batch-size 8, not 16" in said
+    elsewhere = "threads = 2\ndata-dir = '/d'\noverlap = false\nprogress = 'thread'\norder = 'fifo'\n"
+    assert fake.asked(f"{elsewhere}{SMALL}")[0] == "finished"
+
+
+@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize("virtual", [True, False])
+def test_mpi_ranks_and_virtual_nodes_are_different_runs(fake: Sweep, finished: bool, virtual: bool) -> None:
+    name = checkpointed(fake)
+    before = "broken off"
+    if finished:
+        fake.run()
+        before = "finished"
+    assert fake.asked(SMALL, mpi=virtual)[0] == before  # a run from before this was written down
+    (fake.out / name / "env.json").write_text(json.dumps({"virtual_nodes": virtual}))
+    assert fake.asked(SMALL, mpi=not virtual)[0] == before
+    found, said = fake.asked(SMALL, mpi=virtual)
+    which = "virtual nodes, not MPI ranks" if virtual else "MPI ranks, not virtual nodes"
+    assert found == "changed" and f"was run with {which}\n" in said
 
 
 def test_runs_run_side_by_side(fake: Sweep) -> None:
@@ -204,6 +243,54 @@ def test_runs_run_side_by_side(fake: Sweep) -> None:
     assert fake.run(jobs=2, seed="wait for the other") == 0
     summaries = [Run.read(fake.out / point.name).summary or {} for point in fake.points]
     assert [summary["test_accuracy"] for summary in summaries] == [100.0, 100.0]
+
+
+def damage(fake: Sweep, name: str) -> None:
+    (fake.out / name).mkdir()
+    (fake.out / name / "config.toml").touch()
+    (fake.out / name / "summary.json").write_text("{")
+
+
+@pytest.mark.parametrize(
+    ("prevent", "says"),
+    [
+        (damage, "summary.json is damaged"),
+        (lambda fake, name: (fake.out / ".locks" / name).mkdir(parents=True), "Is a directory"),
+        (lambda fake, name: (fake.out / f"{name}.log").mkdir(), "irectory"),
+    ],
+)
+def test_what_keeps_a_run_from_starting_is_no_matter_to_the_others(
+    fake: Sweep, prevent: Callable[[Sweep, str], None], says: str
+) -> None:
+    name = fake.points[0].name
+    prevent(fake, name)
+    sweep = runner.Runner(fake.out, 1, False, fake.said.append)
+    assert sweep.run(fake.points) == 1 and sweep.failed == [name]
+    assert any(f"[1/3] {name} FAILED" in line and says in line for line in fake.said)
+    assert fake.starts() == [f"{point.name} --overwrite" for point in fake.points[1:]]
+    with job.locked(fake.out / ".locks" / fake.points[1].name) as lock:
+        assert lock is not None
+
+
+def test_without_mpirun_nothing_is_started(fake: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_here() -> str:
+        raise UsageError("there is no mpirun here")
+
+    monkeypatch.setattr(runner, "find_mpirun", none_here)
+    with pytest.raises(UsageError, match="no mpirun here"):
+        runner.Runner(fake.out, 2, True, fake.said.append).run(fake.points)
+    assert not fake.said and not (fake.out / ".locks").exists()
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_without_locks_nothing_is_started(fake: Sweep, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def refuse(file: object, how: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(UsageError, match=r"no file can be locked there .* --out DIR"):
+        fake.run()
+    assert not fake.starts() and not fake.said
 
 
 def test_a_run_of_another_sweep_is_left_to_it(fake: Sweep) -> None:
@@ -261,6 +348,8 @@ def test_an_interrupted_sweep_leaves_nothing_behind(
     assert fake.run(jobs=1, allreduce=manners) == 128 + signal.SIGTERM
     child = int((fake.out / fake.points[0].name / "child").read_text())
     assert not alive(child)
+    ended = f"ended without a checkpoint of where they were: {fake.points[0].name}"
+    assert (ended in fake.said) is (manners == "ignore")
     assert len(fake.starts()) == 1 and fake.states() == ["broken off", "new", "new"]
     assert fake.run() == 0 and fake.states() == ["finished"] * 3
 
@@ -278,6 +367,26 @@ def test_the_command_names_what_is_missing(
     assert "2 new" in (said := capsys.readouterr().out) and "python -m gossip compare" in said
     with pytest.raises(UsageError, match="there is no such run"):
         sweep.run(Namespace(**vars(args) | {"only": "nothing"}))
+
+
+def test_all_changed_runs_are_named_before_anything_runs(
+    tmp_path: Path, fake: Sweep, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.points = fake.points[:2]
+    fake.run()
+    write(tmp_path / "a.toml", SMALL.replace("batch-size = 8", "batch-size = 16"))
+    args = Namespace(
+        file=tmp_path / "a.toml", full=False, seeds=[1], set=[], out=fake.out, only=None, list=True,
+        emit_slurm=False, jobs=2, mpi=False,
+    )  # fmt: skip
+    assert sweep.run(args) == 0
+    states = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert states == ["changed", "changed", "new"]
+    with pytest.raises(UsageError) as refused:
+        sweep.run(Namespace(**vars(args) | {"list": False}))
+    for point in fake.points:
+        assert f"{fake.out / point.name} was run with batch-size 8, not 16" in str(refused.value)
+    assert len(fake.starts()) == 2
 
 
 def test_cores_decide_how_many_run_at_a_time(fake: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,7 +409,7 @@ def test_the_training_script_runs_as_asked(tmp_path: Path, mpi: bool) -> None:
     said: list[str] = []
     assert runner.Runner(tmp_path / "out", 1, mpi, said.append).run([point]) == 0, said
     run = Run.read(tmp_path / "out" / point.name)
-    assert runner.state(point, tmp_path / "out") == "finished"
+    assert runner.state(point, tmp_path / "out", mpi) == "finished"
     assert run.finished and run.summary is not None and run.summary["virtual_nodes"] is not mpi
     assert "steps in" in (run.path / "log.txt").read_text()
 
@@ -355,3 +464,17 @@ def test_the_slurm_script_runs_a_task_and_requeues_it(
     assert requeued.exists() is (ends == "by a signal")
     if requeued.exists():
         assert requeued.read_text().split() == ["requeue", "17_4"]
+
+
+def test_slurm_is_told_whole_paths_with_spaces_in_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    points = SweepFile.read(write(tmp_path / "my sweep.toml")).points()
+    args = Namespace(file=Path("my sweep.toml"), full=False, mpi=False, seeds=[], set=[])
+    script = slurm.write(args, points, Path("100 % #1")).read_text()
+    options = [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH ")]
+    read = [shlex.split(option.replace("\\#", "#")) for option in options]
+    assert ["--job-name=my sweep"] in read
+    assert [f"--output={tmp_path}/100 %% #1/slurm-%A_%a.txt"] in read
+    assert not any("#" in option.replace("\\#", "") for option in options)  # a comment, even in quotes

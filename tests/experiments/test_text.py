@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -75,26 +74,6 @@ def test_the_same_text_has_the_same_digest_and_another_has_not(tmp_path: Path) -
     other = data.load_text("text", write(tmp_path / "c", text + "a b c d d\n")).digest
     fewer = data.load_text("text:vocab=4", str(tmp_path / "a")).digest
     assert same[0] == same[1] and len({same[0], other, fewer}) == 3
-
-
-class TwoRanks:
-    """A world whose other rank answers with something of its own."""
-
-    local_rank = 0
-
-    def __init__(self, other: Any) -> None:
-        self.other = other
-
-    def allgather(self, value: Any) -> list[Any]:
-        return [value, self.other if len(str(value)) == 64 else value]
-
-
-def test_ranks_that_read_different_texts_are_named(tmp_path: Path) -> None:
-    file = write(tmp_path / "a", "a b c\n" * 20)
-    digest = data.load_text("text", file).digest
-    data.load_text("text", file, TwoRanks(digest))  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="text on rank 1 is not that of rank 0"):
-        data.load_text("text", file, TwoRanks("another"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import gossip
 from experiments import data, models, train
 from experiments.agree import Agreement, StopSignal
 from experiments.runfolder import FILES
+from experiments.runs import Run
 from gossip.algorithms import ALGORITHMS
 from gossip.errors import DivergedError, GossipError, UsageError, WatchdogError
 
@@ -91,6 +93,26 @@ def test_the_config_repeats_the_run(job: Any) -> None:
     second = first["folder"].parent / "b"
     train.run(["--config", str(first["folder"] / "config.toml"), "--out", str(second)])
     assert_same_weights(first["folder"], second)
+
+
+@pytest.mark.parametrize("nodes", ["1", "3"])
+def test_a_run_says_which_data_and_nodes_it_is_of(job: Any, nodes: str) -> None:
+    run = job("--nodes", nodes, "--steps", "1")
+    facts = json.loads((run["folder"] / "env.json").read_text())
+    assert facts == {"data": data.load("", "", None).digest[:12], "virtual_nodes": nodes != "1"}
+    assert Run.read(run["folder"]).settings.items() >= {"data": facts["data"], "algorithm": "dpsgd"}.items()
+    assert run["summary"]["virtual_nodes"] is (nodes != "1")
+
+
+@pytest.mark.parametrize(("warm_up", "ends_within"), [(7, False), (8, True), (400, True)])
+def test_a_run_that_ends_within_dgcs_warm_up_says_so(
+    job: Any, capsys: Any, warm_up: int, ends_within: bool
+) -> None:
+    job("--nodes", "2", "--steps", "8", "--algorithm", f"dgc:ratio=0.02,warmup_steps={warm_up}")
+    said = (
+        f"note: dgc never reaches its ratio of 0.02: the run ends within its warm-up of {warm_up} steps, at "
+    )
+    assert (said in capsys.readouterr().out) is ends_within
 
 
 def test_seeds_differ(job: Any) -> None:
@@ -255,6 +277,35 @@ def test_nodes_agree_on_a_step_whatever_their_pace(asked_at: dict[int, int], pac
 
     stops = gossip.launch(node, 3)
     assert len(set(stops)) == 1 and stops[0] > min(asked_at.values())
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("behind", [0, 1])
+@pytest.mark.parametrize("asked", range(5, 9))
+def test_virtual_nodes_stop_soon_however_many_they_are(every: int, behind: int, asked: int) -> None:
+    """On a ring where a round needs the neighbours' same, or last, round; only rank 3 hears of the signal."""
+    size = 24
+
+    def node() -> int:
+        world = gossip.world()
+        signalled = StopSignal()
+        agreement = Agreement(world, signalled, timeout=10, every=every)
+        neighbors = [(world.rank + side) % size for side in (-1, 1)]
+
+        def arrived(needed: int) -> bool:
+            return all(world.notes["round"].get(j, 0) >= needed for j in neighbors)
+
+        for step in itertools.count(1):
+            world.note("round", step // every)
+            world.wait(partial(arrived, step // every - behind), 10)
+            signalled.received = world.rank == 3 and step >= asked
+            if agreement.stops_after(step):
+                return step
+        raise AssertionError
+
+    stops = gossip.launch(node, size)
+    drift = size // 2 * every  # between the one that is asked and the one farthest ahead, at most
+    assert len(set(stops)) == 1 and stops[0] <= asked + drift + 2 * every + 1
 
 
 def test_whoever_does_not_come_is_named() -> None:

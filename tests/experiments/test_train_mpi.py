@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from experiments import train
+from experiments.curves import group
+from experiments.runs import find
 
 pytestmark = pytest.mark.mpi
 
@@ -55,6 +57,11 @@ def test_a_run_equals_that_of_virtual_nodes(mpirun: Any, tmp_path: Path) -> None
         train.run(["--config", str(tmp_path / "mpi" / "config.toml"), "--out", str(tmp_path / "local")]) == 0
     )
     assert_same_weights(tmp_path / "mpi", tmp_path / "local")
+    groups = group(find([tmp_path]))
+    assert [(each.label, each.runs[0].settings["virtual-nodes"]) for each in groups] == [
+        ("dcd qsgd:bits=8, virtual-nodes True", True),
+        ("dcd qsgd:bits=8, virtual-nodes False", False),
+    ]
     a, b = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("mpi", "local"))
     for name in ("train_loss", "test_accuracy"):
         assert a[name] == pytest.approx(b[name], rel=1e-5), name
