@@ -14,7 +14,7 @@ from gossip.errors import UsageError
 
 MB = 2**20
 ALWAYS_SHOWN = ("algorithm", "compressor")
-DEFAULTS = {"algorithm": "dpsgd", "nodes": 1, "virtual-nodes": False}
+DEFAULTS = {"algorithm": "dpsgd", "nodes": 1, "virtual-nodes": False, "data": "not recorded"}
 """What a run whose settings leave a key out was run with."""
 
 

@@ -144,7 +144,8 @@ def _cells(row: Row) -> Iterator[str]:
 
 def _legend(rows: Sequence[Row]) -> Iterator[str]:
     graphs = [row.topology for row in rows if row.topology]
-    yield f"MB = 2^20 bytes. {rows[0].nodes} nodes{f', {graphs[0]}' if graphs else ''}."
+    nodes = "1 node" if rows[0].nodes == 1 else f"{rows[0].nodes} nodes"
+    yield f"MB = 2^20 bytes. {nodes}{f', {graphs[0]}' if graphs else ''}."
     yield "message: of one node, by the law of the method's paper; paper ratio = dense / message."
     for method, law in dict.fromkeys((row.method, row.law) for row in rows):
         yield f"    {method}: {law}"

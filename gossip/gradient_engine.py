@@ -117,17 +117,17 @@ class GradientEngine(Engine):
                 f"parameter {self.flat.names[p]!r} was used before it had its last update: the modules that "
                 "used it in earlier steps were not called. Use --no-overlap (join(overlap=False))."
             )
+        if self._reduced:
+            raise UsageError(
+                "a second backward() before the end of optimizer.step(): its gradient would be lost. To "
+                "accumulate, put all but the last under `with node.no_sync():`; for a step() that is left "
+                "out, by a GradScaler perhaps, call node.skip(). (With torch.utils.checkpoint, pass "
+                "use_reentrant=False. An optimizer that calls its closure several times, as LBFGS does, "
+                "needs a method that exchanges parameters, such as dpsgd.)"
+            )
         if not self._sync:
             return
         if not self._in_backward:
-            if self._reduced:
-                raise UsageError(
-                    "a second backward() before the end of optimizer.step(): its gradient would be lost. "
-                    "To accumulate, put all but the last under `with node.no_sync():`; for a step() that is "
-                    "left out, call node.skip(). (With torch.utils.checkpoint, pass use_reentrant=False. An "
-                    "optimizer that calls its closure several times, as LBFGS does, needs a method that "
-                    "exchanges parameters, such as dpsgd.)"
-                )
             self._begin_backward()
             Variable._execution_engine.queue_callback(self._reduce)
         for lane in self._lanes_of[p]:
@@ -237,7 +237,9 @@ class GradientEngine(Engine):
         if why and self._reduced and edited and not self._told:
             self._told = True
             if self.transport.rank == 0:
-                warnings.warn(f"the gradient was changed between backward() and step(): {why}.", stacklevel=2)
+                warnings.warn(
+                    f"the gradient was written to between backward() and step(): {why}.", stacklevel=2
+                )
 
     @property
     def _step(self) -> int:

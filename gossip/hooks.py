@@ -200,6 +200,14 @@ class LoopHooks:
                     f"parameter {name!r} was frozen when join was called, and is not any more: each "
                     "rank would train it alone. Unfreeze it before join, or finish() and join anew."
                 )
+        if self._engine.averages_gradients:
+            for p, name in self._flat.names.items():
+                if not p.requires_grad:
+                    raise UsageError(
+                        f"parameter {name!r} was frozen after join. It would get a gradient of zero, and "
+                        "momentum and weight decay would still move it. Freeze it before join, or finish() "
+                        "and join anew."
+                    )
 
 
 def attach_waits(engine: Engine, model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Any]:

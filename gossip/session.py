@@ -415,18 +415,28 @@ class Session:
         return {**self._identity(), **self._engine.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`, bitwise. Call it after join and before the first forward.
+        """Continue from `state_dict`, bitwise. Collective: after join, before the first forward.
 
         Raises:
             CheckpointError: the state belongs to another method, codec, graph, seed, rank, number of ranks,
-                cut into buckets, memory layout or momentum.
+                cut into buckets, memory layout or momentum; or the ranks' states are of different rounds.
         """
+        if absent := [name for name in ("lanes", *self._identity()) if name not in state]:
+            raise CheckpointError(
+                f"this is no state of a session, or not a whole one: {absent[0]!r} is missing"
+            )
         for name, value in self._identity().items():
             if (written := state.get(name)) != value:
                 raise CheckpointError(
                     f"the checkpoint was written with {name} = {written}, but this run has {value}. "
                     "Resume with the options it was started with."
                 )
+        rounds = self.world.allgather(min(lane["t"] for lane in state["lanes"]))
+        if len(set(rounds)) > 1:
+            raise CheckpointError(
+                f"the ranks' states are of different rounds ({', '.join(map(str, rounds))}): load those of "
+                "the newest step for which every rank has one."
+            )
         self._engine.load_state_dict(state)
         self._rounds_before = self.round
 

@@ -105,7 +105,7 @@ def run_points(points: Sequence[Point], out: Path, args: argparse.Namespace) -> 
         print(f"another sweep is running {', '.join(runner.elsewhere)}: repeat this when they are done")
     if runner.failed:
         print(
-            f"{len(runner.failed)} runs failed; the same command runs them again: {', '.join(runner.failed)}"
+            f"{len(runner.failed)} runs failed; the same command tries them again: {', '.join(runner.failed)}"
         )
     return code or (1 if runner.elsewhere else 0)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import shlex
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -86,7 +87,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("runs diverged at every rate: give smaller ones to try, --lr 0.001,0.01")
     path = out / "tuned.toml"
     path.write_text(tuned_file(chosen, file, args.file))
-    print(f"python -m gossip sweep {path}")
+    tuned = out.with_name(f"{out.name.removesuffix('-tune')}-tuned")  # tuned.toml is all these files' name
+    print(shlex.join(["python", "-m", "gossip", "sweep", str(path), "--out", str(tuned)]))
     return 0
 
 

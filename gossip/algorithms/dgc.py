@@ -80,8 +80,8 @@ class DGC(SparseMethod):
         if not self.momentum_correction:
             return ""
         return (
-            "it is a sum of velocities, and what is cut off them is lost. To clip, take dgc:clip=NORM (the "
-            "training script's --clip-norm does so)"
+            "it is a sum of velocities, and if that scales them, what is cut off is lost. To clip, take "
+            "dgc:clip=NORM (the training script's --clip-norm does so)"
         )
 
     def ratio_at(self, t: int) -> float:

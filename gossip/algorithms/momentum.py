@@ -69,6 +69,8 @@ class MomentumAdoption(Adoption):
             optimizer.state[p].get("momentum_buffer") is not None for p in self._of if p in optimizer.state
         ):
             self.note += "; the velocity that it had gathered is dropped"
+        if others := [name for p, name in parameters.items() if p not in self._of]:
+            self.note += f"; {len(others)} parameters that it does not hold ({others[0]}, …) keep theirs"
 
     def of(self, p: nn.Parameter) -> Momentum:
         return self._of.get(p, Momentum())

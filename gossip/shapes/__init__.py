@@ -69,8 +69,8 @@ class Shapes:
 
 
 def of(model: nn.Module, name: str) -> Shapes:
-    """The shapes of a torch model, which is called `name`. Tied parameters count once, frozen ones not."""
-    tensors = ((key, tuple(p.shape)) for key, p in model.named_parameters() if p.requires_grad)
+    """The shapes of a torch model, called `name`. Tied parameters count once, frozen and empty ones not."""
+    tensors = ((key, tuple(p.shape)) for key, p in model.named_parameters() if p.requires_grad and p.numel())
     return Shapes(name, tuple(tensors))
 
 

@@ -456,6 +456,58 @@ def test_a_skipped_step_keeps_the_ranks_together(algorithm: str) -> None:
     assert gossip.launch(skip, 3) == [4, 4, 4]
 
 
+@pytest.mark.parametrize("algorithm", ["dcd", "allreduce", "dgc"])
+def test_states_of_different_rounds_are_refused(algorithm: str) -> None:
+    def node() -> None:
+        states = []
+        for steps in (2, 3):
+            model = Net()
+            optimizer = sgd(model)
+            session = gossip.join(model, optimizer, algorithm=algorithm)
+            for x, y in batches(session.rank, steps):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+            states.append(session.state_dict())
+            session.finish()
+        model = Net()
+        session = gossip.join(model, sgd(model), algorithm=algorithm)
+        with pytest.raises(CheckpointError, match="'lanes' is missing"):
+            session.load_state_dict({k: v for k, v in states[0].items() if k != "lanes"})
+        session.load_state_dict(states[session.rank])
+
+    with pytest.raises(CheckpointError, match=r"of different rounds \(2, 3\)"):
+        gossip.launch(node, 2)
+
+
+def test_no_backward_may_follow_the_one_that_was_exchanged() -> None:
+    def node() -> None:
+        model = Net()
+        session = gossip.join(model, sgd(model), algorithm="allreduce")
+        (x, y), *_ = batches(session.rank, 1)
+        nn.functional.cross_entropy(model(x), y).backward()
+        with session.no_sync():
+            nn.functional.cross_entropy(model(x), y).backward()
+
+    with pytest.raises(UsageError, match="put all but the last under"):
+        gossip.launch(node, 2)
+
+
+def test_parameters_are_frozen_before_join() -> None:
+    def node() -> None:
+        model = Net()
+        optimizer = sgd(model)
+        session = gossip.join(model, optimizer, algorithm="allreduce")
+        for step, (x, y) in enumerate(batches(session.rank, 3)):
+            model.hidden.weight.requires_grad_(step < 1)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+    with pytest.raises(UsageError, match=r"'hidden\.weight' was frozen after join"):
+        gossip.launch(node, 2)
+
+
 GRADIENT_METHODS = ["allreduce", "qsgd:ef=true", "dgc:ratio=0.1,warmup_steps=0", "p3"]
 
 
