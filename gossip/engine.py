@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import InitVar, dataclass
 from typing import Any, ClassVar, TypeVar, cast
 
 from torch import nn
@@ -48,10 +49,12 @@ def locked(method: M) -> M:
     return cast(M, call)
 
 
+@dataclass(eq=False, repr=False)
 class Engine(ABC):
     """One rank's rounds.
 
     Args:
+        nodes: one for each bucket of `flat`.
         overlap: False runs the same generators to their end at once: the same numbers, no overlap.
         timeout: seconds without an arrival before a `WatchdogError`.
     """
@@ -60,29 +63,26 @@ class Engine(ABC):
     applying = False
     """Whether the optimizer is making a part of a step that the user has made before."""
 
-    def __init__(
-        self,
-        flat: FlatModel,
-        algorithm: Algorithm,
-        nodes: Iterable[Node],
-        outbox: Outbox,
-        transport: Transport,
-        stats: Stats,
-        overlap: bool,
-        timeout: float,
-    ) -> None:
-        self.flat, self.algorithm, self.transport, self.stats = flat, algorithm, transport, stats
-        self.overlap, self.timeout = overlap, timeout
-        self._outbox = outbox
+    flat: FlatModel
+    algorithm: Algorithm
+    nodes: InitVar[Iterable[Node]]
+    outbox: Outbox
+    transport: Transport
+    stats: Stats
+    overlap: bool
+    timeout: float
+
+    def __post_init__(self, nodes: Iterable[Node]) -> None:
         self._lock = threading.RLock()
         self._arrived: deque[Lane] = deque()  # lanes that something has come for
         self.lanes = [
-            Lane(bucket, flat, algorithm, node) for bucket, node in zip(flat.buckets, nodes, strict=True)
+            Lane(bucket, self.flat, self.algorithm, node)
+            for bucket, node in zip(self.flat.buckets, nodes, strict=True)
         ]
         for lane in self.lanes:
             lane.node.wake = functools.partial(self._arrived.append, lane)
         self._next_tick = 0.0
-        transport.attend(self)
+        self.transport.attend(self)
 
     @property
     def moves_in_forward(self) -> bool:
@@ -135,7 +135,7 @@ class Engine(ABC):
         now = time.perf_counter()
         if now < self._next_tick:
             return
-        self._next_tick = now + (TICK_SECONDS if self._outbox.empty else QUEUE_TICK_SECONDS)
+        self._next_tick = now + (TICK_SECONDS if self.outbox.empty else QUEUE_TICK_SECONDS)
         self.transport.poll()
         self.serve()
 
@@ -150,7 +150,7 @@ class Engine(ABC):
         try:
             while self._arrived:
                 self._arrived_for(self._arrived.popleft())
-            self._outbox.pump()
+            self.outbox.pump()
         finally:
             self._lock.release()
 
@@ -253,17 +253,17 @@ class Engine(ABC):
         patience = Patience(self.transport, self.timeout)
 
         def over() -> bool:
-            gone = self.transport.departed.keys() & self._outbox.receivers()
+            gone = self.transport.departed.keys() & self.outbox.receivers()
             if gone:
                 raise PeerLostError(
                     f"rank {self.transport.rank} still has messages for rank {min(gone)}, which has left."
                 )
-            return self._outbox.empty or patience.is_out(len(self._outbox))
+            return self.outbox.empty or patience.is_out(len(self.outbox))
 
         self.transport.wait(over, math.inf)
-        if not self._outbox.empty:
+        if not self.outbox.empty:
             raise WatchdogError(
-                f"rank {self.transport.rank}: ranks {self._outbox.receivers()} have not taken its messages "
+                f"rank {self.transport.rank}: ranks {self.outbox.receivers()} have not taken its messages "
                 f"for {self.timeout:g} s. If they are only slow, raise --timeout (join(timeout=...))."
             )
         self._book_traffic()
@@ -274,8 +274,8 @@ class Engine(ABC):
     # -- books and state ---------------------------------------------------------------------------
 
     def _book_traffic(self) -> None:
-        self.stats.bytes_sent = self._outbox.bytes_sent
-        self.stats.messages_sent = self._outbox.messages_sent
+        self.stats.bytes_sent = self.outbox.bytes_sent
+        self.stats.messages_sent = self.outbox.messages_sent
 
     def _end_step(self) -> None:
         self._book_traffic()

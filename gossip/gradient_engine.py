@@ -11,24 +11,21 @@ import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import ClassVar, cast
 
 import torch
 from torch import nn
 from torch.autograd import Variable
 
-from gossip.algorithms.base import Algorithm
 from gossip.effects import Gradient, Node
 from gossip.engine import Engine, is_done, locked
 from gossip.errors import UsageError
-from gossip.flat import FlatModel
 from gossip.lane import Lane
 from gossip.lazy import LazyOptimizer
-from gossip.outbox import Outbox
-from gossip.stats import Stats
-from gossip.transport.base import Transport
 
 
+@dataclass(eq=False, repr=False)
 class GradientEngine(Engine):
     """Exchanges while backward is still producing gradients.
 
@@ -39,20 +36,10 @@ class GradientEngine(Engine):
 
     averages_gradients: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        flat: FlatModel,
-        algorithm: Algorithm,
-        nodes: Iterable[Node],
-        outbox: Outbox,
-        transport: Transport,
-        stats: Stats,
-        overlap: bool,
-        timeout: float,
-        lazy: LazyOptimizer | None,
-    ) -> None:
-        super().__init__(flat, algorithm, nodes, outbox, transport, stats, overlap, timeout)
-        self._lazy = lazy
+    lazy: LazyOptimizer | None
+
+    def __post_init__(self, nodes: Iterable[Node]) -> None:
+        super().__post_init__(nodes)
         self._sync = True  # False inside no_sync()
         self._in_forward = False  # lanes may enter the next round
         self._in_backward = False
@@ -74,22 +61,22 @@ class GradientEngine(Engine):
 
     @property
     def applying(self) -> bool:  # type: ignore[override]
-        return self._lazy is not None and self._lazy.applying
+        return self.lazy is not None and self.lazy.applying
 
     @locked
     def on_forward(self) -> None:
         self._forget_failed_backward()
         self.tick()
         self.begin()
-        self._in_forward = self._lazy is not None
+        self._in_forward = self.lazy is not None
 
     @locked
     def on_module(self, module: nn.Module, learning: bool) -> None:
         super().on_module(module, learning)
-        if self._lazy is not None:
+        if self.lazy is not None:
             if learning:
-                self._lazy.order.saw(module)
-                self._apply(self._lazy.order.needs(module))
+                self.lazy.order.saw(module)
+                self._apply(self.lazy.order.needs(module))
             else:
                 self.catch_up()
 
@@ -112,7 +99,7 @@ class GradientEngine(Engine):
     @locked
     def on_gradient(self, p: nn.Parameter) -> None:
         super().on_gradient(p)
-        if self._lazy is not None and (p in self._lazy.parked or p in self._stale):
+        if self.lazy is not None and (p in self.lazy.parked or p in self._stale):
             raise UsageError(
                 f"parameter {self.flat.names[p]!r} was used before it had its last update: the modules that "
                 "used it in earlier steps were not called. Use --no-overlap (join(overlap=False))."
@@ -157,8 +144,8 @@ class GradientEngine(Engine):
 
     def _begin_backward(self) -> None:
         self._in_forward, self._in_backward = False, True
-        if self._lazy is not None:  # what follows overwrites the last gradients, of unused modules too
-            self._stale = set(self._lazy.parked)
+        if self.lazy is not None:  # what follows overwrites the last gradients, of unused modules too
+            self._stale = set(self.lazy.parked)
             self._end_rounds()
             self.catch_up()
         self._missing = {lane: set(lane.bucket.parameters) for lane in self.lanes}
@@ -179,10 +166,10 @@ class GradientEngine(Engine):
             self._begin_backward()
         for lane in list(self._missing):
             self._hand_over(lane)
-        if self._lazy is None:
+        if self.lazy is None:
             self._end_rounds()
         else:
-            self._lazy.hide()
+            self.lazy.hide()
         self._in_backward, self._reduced = False, True
         self._version = self.flat.gradient._version
 
@@ -199,8 +186,8 @@ class GradientEngine(Engine):
         if not self._reduced and not has_closure:
             self._reduce()  # no backward in this step: what the parameters have as gradients
         self._check_edits()
-        if self._lazy is not None:
-            self._park(self._lazy)
+        if self.lazy is not None:
+            self._park(self.lazy)
 
     @locked
     def on_step_end(self) -> None:
@@ -212,9 +199,9 @@ class GradientEngine(Engine):
         self._check_skipped()
         self._reduced = False
         self._stale.clear()
-        if self._lazy is not None:
-            self._lazy.check()
-        if not self._outbox.posting.plain:  # as those will be that come later: see LazyOptimizer
+        if self.lazy is not None:
+            self.lazy.check()
+        if not self.outbox.posting.plain:  # as those will be that come later: see LazyOptimizer
             for p in self.flat.names:
                 p.grad = None
         self._end_step()
@@ -227,8 +214,8 @@ class GradientEngine(Engine):
         self._begin_step()
         self._skipped.add(self._step)
         self.transport.note("skipped", [self._run, self._step])
-        if self._lazy is not None:
-            self._lazy.forget()
+        if self.lazy is not None:
+            self.lazy.forget()
         self.on_step_end()
 
     def _check_edits(self) -> None:
@@ -268,14 +255,14 @@ class GradientEngine(Engine):
             self._prioritize()
 
     def _prioritize(self) -> None:
-        if self._lazy is not None:
-            position = self._lazy.order.position
+        if self.lazy is not None:
+            position = self.lazy.order.position
             for lane in self.lanes:
                 lane.node.priority = min(position[p] for p in lane.bucket.parameters)
 
     def _apply(self, parameters: Iterable[nn.Parameter]) -> None:
         """Wait for the gradients of those that are parked, and let the optimizer have them."""
-        lazy = cast(LazyOptimizer, self._lazy)
+        lazy = cast(LazyOptimizer, self.lazy)
         due = [p for p in parameters if p in lazy.parked]
         if not due:
             return
@@ -291,8 +278,8 @@ class GradientEngine(Engine):
 
     @locked
     def catch_up(self) -> None:
-        if self._lazy is not None:
-            self._apply(list(self._lazy.parked))
+        if self.lazy is not None:
+            self._apply(list(self.lazy.parked))
 
 
 def _staggered(lane: Lane) -> tuple[int, int]:

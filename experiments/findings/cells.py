@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from experiments import config
 from experiments.curves import Group
-from experiments.runs import FOR_SPEED, IMMATERIAL, Run, flag
-from experiments.sweep.grid import Point, SweepFile
+from experiments.runs import Run, flag
+from experiments.sweep.grid import Point, SweepFile, options_of
 from gossip.errors import UsageError
 
 FILE = Path(__file__).parents[1] / "findings.toml"
@@ -27,9 +26,6 @@ CODECS = {
 
 NORMS = {"max": "max norm, block 512", "l2": "l2 norm, per tensor"}
 NODES = (8, 16)
-
-NO_PART = IMMATERIAL | FOR_SPEED | set(config.ABOUT_THE_COMMAND)
-"""Options that do not make it another run."""
 
 
 @dataclass(frozen=True, order=True)
@@ -85,26 +81,17 @@ def grouped(runs: Iterable[Run]) -> dict[Cell, Group]:
 
 def _point(run: Run) -> Point:
     """Where in the grid `run` is. Raises `UsageError`: nowhere; what differs from the nearest point."""
-    own = vars(config.parse(config.flags(run.config, run.path / "config.toml")))
-    changes, point = min(
-        ((_changes(own, vars(point.args)), point) for point in points()), key=lambda pair: len(pair[0])
+    own = options_of(run)
+    differences, point = min(
+        ((point.differences(own), point) for point in points()), key=lambda pair: len(pair[0])
     )
-    if changes:
+    if differences:
+        shown = (f"{_option(key, value)} in place of {_option(key, was)}" for key, was, value in differences)
         raise UsageError(
             f"{run.path} is no run of experiments/{FILE.name}: the nearest, {point.name}, has "
-            + ", ".join(changes)
+            + ", ".join(shown)
         )
     return point
-
-
-def _changes(own: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
-    """``--epochs=2.0 in place of --epochs=5.0``, for every option that makes it another run."""
-    options = ((name.replace("_", "-"), own[name], value) for name, value in asked.items())
-    return [
-        f"{_option(key, value)} in place of {_option(key, was)}"
-        for key, was, value in options
-        if key not in NO_PART and was != value
-    ]
 
 
 def _option(key: str, value: Any) -> str:

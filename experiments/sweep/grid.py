@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import config, recipe, toml
+from experiments.runs import FOR_SPEED, IMMATERIAL, Run
 from gossip.errors import UsageError
 from gossip.suggest import nearest
 
@@ -59,6 +60,25 @@ class Point:
     def threads(self) -> int:
         """Of each process; where the file says nothing, 1: a sweep's runs share the cores."""
         return self.args.threads or 1
+
+    def differences(self, own: Mapping[str, Any], free: Iterable[str] = ()) -> list[tuple[str, Any, Any]]:
+        """Each option (with dashes) that makes a run with the options `own` another one, its value and ours.
+
+        Args:
+            own: as of `options_of`.
+            free: options, with underscores, that do not.
+        """
+        kept = (
+            IMMATERIAL | FOR_SPEED | {name.replace("_", "-") for name in (*config.ABOUT_THE_COMMAND, *free)}
+        )
+        asked = {**vars(self.args), "nodes": self.nodes}
+        pairs = ((name.replace("_", "-"), own.get(name), value) for name, value in asked.items())
+        return [(key, was, value) for key, was, value in pairs if key not in kept and was != value]
+
+
+def options_of(run: Run) -> dict[str, Any]:
+    """All options of the training script that a run in its folder was run with."""
+    return vars(config.parse(config.flags(run.config, run.path / "config.toml")))
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from typing import IO, Any, Literal
 
 from experiments import config
 from experiments.progress import duration
-from experiments.runs import FOR_SPEED, IMMATERIAL, Run
-from experiments.sweep.grid import Point
+from experiments.runs import Run
+from experiments.sweep.grid import Point, options_of
 from experiments.sweep.job import Job, command, find_mpirun, locked
 from gossip.errors import UsageError
 
@@ -66,15 +66,8 @@ def changes(point: Point, run: Run, mpi: bool) -> list[str]:
     A run that is not at its end may go on with whatever ``--resume`` lets one change, except for its length:
     the learning rates of the steps it has made were those of the old one.
     """
-    own = vars(config.parse(config.flags(run.config, run.path / "config.toml")))
-    asked = {**vars(point.args), "nodes": point.nodes}
-    free = (*config.ABOUT_THE_COMMAND, *(config.INCIDENTAL if run.summary is None else ()))
-    kept = IMMATERIAL | FOR_SPEED | {name.replace("_", "-") for name in free}
-    found = [
-        f"{name.replace('_', '-')} {own.get(name)}, not {value}"
-        for name, value in asked.items()
-        if name.replace("_", "-") not in kept and own.get(name) != value
-    ]
+    free = config.INCIDENTAL if run.summary is None else ()
+    found = [f"{key} {was}, not {value}" for key, was, value in point.differences(options_of(run), free)]
     virtual = point.nodes > 1 and not mpi
     if run.settings.get("virtual-nodes", virtual) != virtual:
         found.append("MPI ranks, not virtual nodes" if virtual else "virtual nodes, not MPI ranks")

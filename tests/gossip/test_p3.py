@@ -236,7 +236,7 @@ def wait(node: Session, model: nn.Module) -> None:
 
 def parked(node: Session) -> set[str]:
     """The parameters that still lack their last update."""
-    lazy = node._engine._lazy  # type: ignore[attr-defined]
+    lazy = node._engine.lazy  # type: ignore[attr-defined]
     return set() if lazy is None else {node._flat.names[p] for p in lazy.parked}
 
 
