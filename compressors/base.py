@@ -146,13 +146,18 @@ def raise_nonfinite(codec: Compressor) -> NoReturn:
     raise NonFiniteError(f"{codec.name}: the vector to encode holds NaN or inf")
 
 
-def check_all_finite(x: Tensor, codec: Compressor) -> None:
-    """check_finite for codecs without scales: a sum is finite only if all its terms are.
+def all_finite(x: Tensor) -> bool:
+    """Whether x holds neither NaN nor inf: a sum is finite only if all its terms are.
 
     The sum costs a part of a copy; finite values can overflow it, and only then x is looked at one by one.
     """
-    if not bool(torch.isfinite(x.sum())):
-        check_finite(x, codec)
+    return bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())
+
+
+def check_all_finite(x: Tensor, codec: Compressor) -> None:
+    """check_finite for codecs without scales."""
+    if not all_finite(x):
+        raise_nonfinite(codec)
 
 
 def slabs(*vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:

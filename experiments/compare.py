@@ -53,7 +53,7 @@ def _row(each: Group, first: Group) -> Iterator[str]:
     yield result.minus(reference).show("+.2f") if compared and result and reference else NONE
     yield _show(each.spread(f"{each.headline.key}_local_mean"), ".2f")
     for fixed_by_settings, form in (
-        (each.spread("epochs"), "g"),
+        (each.spread("epochs"), ".4g"),
         (each.spread(lambda summary: summary["bytes_sent_per_step"] / MB), ".3f"),
         (each.spread(lambda s: s["bytes_sent_per_step"] * s["steps"] * s["nodes"] / MB / 1024), ".2f"),
     ):

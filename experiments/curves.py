@@ -115,7 +115,14 @@ def _label(settings: Mapping[str, Any], varying: Sequence[str]) -> str:
     names = [settings.get(key) for key in ALWAYS_SHOWN]
     words = [str(name) for name in names if name not in (None, "identity")]
     others = [key for key in varying if key not in ALWAYS_SHOWN]
-    return ", ".join([" ".join(words), *(f"{key} {settings.get(key)}" for key in others)])
+    return ", ".join([" ".join(words), *(_told(key, settings.get(key)) for key in others)])
+
+
+def _told(key: str, value: Any) -> str:
+    """``lr 0.1``, ``overlap``, ``no overlap``."""
+    if value is True:
+        return key
+    return f"no {key}" if value is None or value is False else f"{key} {value}"
 
 
 @dataclass(frozen=True)

@@ -25,20 +25,20 @@ MARKED = 30
 """A line of so few points has each marked."""
 
 
-def draw(runs: Sequence[str | Path], out: str | Path) -> Path | None:
-    """Draw ``training.png`` and ``consensus.png`` of `runs` into the folder `out`.
+def draw(runs: Sequence[str | Path], out: str | Path) -> list[Path]:
+    """Draw ``training.png`` and ``consensus.png`` of `runs` into the folder `out`, and return their paths.
 
-    Returns the path of the first; None, after saying so, where matplotlib is not installed.
+    None are drawn, after saying so, where matplotlib is not installed.
     """
     new_figure = figure_maker()
     if new_figure is None:
-        return None
+        return []
     data = {name: Run.read(Path(run)) for name, run in zip(_names(runs), runs, strict=True)}
     judged = {run.headline for run in data.values()}
     if len(judged) > 1:
         raise UsageError("runs on images and runs on text do not go into one picture: draw them apart")
     tested = judged.pop()
-    out = Path(out)
+    pictures = [Path(out) / name for name in ("training.png", "consensus.png")]
 
     figure = new_figure(figsize=(9, 3.6), layout="constrained")
     loss, test = figure.subplots(1, 2)
@@ -50,7 +50,7 @@ def draw(runs: Sequence[str | Path], out: str | Path) -> Path | None:
     loss.set(xlabel="epoch", ylabel="training loss", title=title)
     test.set(xlabel="epoch", ylabel=label(tested), title=f"{tested.title.capitalize()} of the averaged model")
     finish((loss, test), legend=len(data) > 1)
-    figure.savefig(out / "training.png", dpi=150)
+    figure.savefig(pictures[0], dpi=150)
 
     figure = new_figure(figsize=(5, 3.6), layout="constrained")
     consensus = figure.subplots()
@@ -60,8 +60,8 @@ def draw(runs: Sequence[str | Path], out: str | Path) -> Path | None:
     if any(row.get("consensus_distance") for run in data.values() for row in run.rows):
         consensus.set_yscale("log")
     finish((consensus,), legend=len(data) > 1)
-    figure.savefig(out / "consensus.png", dpi=150)
-    return out / "training.png"
+    figure.savefig(pictures[1], dpi=150)
+    return pictures
 
 
 def draw_comparison(
@@ -199,5 +199,5 @@ def run(args: argparse.Namespace) -> None:
         raise UsageError(f"nothing has been measured yet in {', '.join(map(str, args.runs))}")
     out = args.out or (args.runs[0] if len(args.runs) == 1 else Path())
     out.mkdir(parents=True, exist_ok=True)
-    if (picture := draw(runs, out)) is not None:
+    for picture in draw(runs, out):
         print(picture)

@@ -126,7 +126,7 @@ class Report:
         }
         self._folder.write_json("summary.json", summary)
         self._progress.say("\n" + describe(summary))
-        if (picture := plot.draw([self._folder.path], self._folder.path)) is not None:
+        for picture in plot.draw([self._folder.path], self._folder.path):
             self._progress.say(f"  plot                 {picture}")
 
     def diverged(self, first: Mapping[str, Any]) -> None:

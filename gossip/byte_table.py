@@ -101,7 +101,7 @@ def row(
         model=model.name,
         values=model.size,
         algorithm=str(method),
-        compressor=None if method.sends_exact else str(codec),
+        compressor=str(codec) if method.uses_compressor else None,
         topology=topology if method.uses_graph else None,
         nodes=graph.size,
         steps=steps,
@@ -186,7 +186,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Print the table, or the rows as JSON. Raises `UsageError`, also for a compressor that nobody uses."""
-    if args.compressor and all(make_algorithm(algorithm).sends_exact for algorithm in args.algorithm):
+    if args.compressor and not any(make_algorithm(one).uses_compressor for one in args.algorithm):
         raise UsageError(
             f"--compressor {args.compressor}: {' and '.join(args.algorithm)} would not use it. Leave it out, "
             "or name a method that does, such as --algorithm qsgd (python -m gossip list algorithms)."

@@ -67,7 +67,7 @@ def _algorithm(name: str) -> Iterator[str]:
         yield "topologies: fixed and undirected"
     else:
         yield "topologies: any, changing ones too"
-    if method.sends_exact:
+    if not method.uses_compressor:
         yield f"compressors: not used, messages are {method.messages}"
         return
     warned = [codec for codec, words in _warnings(method) if words]
@@ -114,7 +114,7 @@ def _compressor(name: str) -> Iterator[str]:
     kept = "exact" if codec.lossless else "unbiased" if codec.unbiased else "biased"
     bound = "" if codec.fixed_size else "at most "
     yield f"{kept}; {bound}{8 * codec.max_bytes(d) / d:.2f} bits per value of a message of {d}"
-    compressing = {n: m for n, m in sorted(ALGORITHMS.items()) if not m.sends_exact}
+    compressing = {n: m for n, m in sorted(ALGORITHMS.items()) if m.uses_compressor}
     warned = [n for n, m in compressing.items() if list(m().check(topologies.build("ring", NODES), codec))]
     yield f"algorithms: {', '.join(compressing)}{'; with a warning: ' + ', '.join(warned) if warned else ''}"
 

@@ -7,9 +7,9 @@ forward and backward.
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar
 
+from compressors.base import all_finite
 from gossip.effects import Effect, Update
 from gossip.engine import Engine, locked
 
@@ -59,7 +59,7 @@ class ParameterEngine(Engine):
 
     def _exchange(self) -> None:
         for lane in self.lanes:
-            if not math.isfinite(float(lane.live.sum())):
+            if not all_finite(lane.live):
                 raise lane.diverged(lane.t + 1)
         self._await(Update)
         for lane in self.lanes:

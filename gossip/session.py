@@ -102,7 +102,7 @@ def join(
     method = spec.make_algorithm(algorithm)
     graph = spec.make_topology(topology, transport.size, weights)
     codec = spec.make_codec(method.default_compressor if compressor is None else compressor)
-    if compressor is not None and method.sends_exact and not codec.lossless and transport.rank == 0:
+    if compressor is not None and not method.uses_compressor and not codec.lossless and transport.rank == 0:
         warnings.warn(f"{method.name} does not use a compressor: {codec} is ignored.", stacklevel=2)
     if progress not in ("hooks", "thread"):
         raise UsageError(f"progress={progress!r}: choose 'hooks' or 'thread'.")

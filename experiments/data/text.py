@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -124,7 +125,9 @@ class Text:
         return words
 
     def _split(self, line: str) -> list[str]:
-        return line.split() if self.tokens == "spaces" else _WORDS.findall(line.lower())
+        if self.tokens == "spaces":
+            return line.split()
+        return _WORDS.findall(unicodedata.normalize("NFC", line).lower())  # an accent apart is no word
 
 
 def _triple(path: Path) -> tuple[Path, Path, Path] | None:

@@ -30,8 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``python -m gossip sweep``."""
     add_common_arguments(parser)
     add = parser.add_argument
-    add("--seeds", type=whole_numbers, default=[], metavar="1,2,3", help="a run for each (the file's seed)")
-    add("--only", metavar="NAME", help="only runs with this name; * stands for anything")
     add("--list", action="store_true", help="only say what there is to run, and how far it is")
     add("--emit-slurm", action="store_true", help="only write an sbatch script with a task for each run")
 
@@ -50,6 +48,8 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="a setting of all runs, whatever the file says, such as data-dir=data; may be given again",
     )
+    add("--seeds", type=whole_numbers, default=[], metavar="1,2,3", help="a run for each (the file's seed)")
+    add("--only", metavar="NAME", help="only runs with this name; * stands for anything")
     add("--mpi", action="store_true", help="an MPI rank for each node, under mpirun (default: virtual nodes)")
     add(
         "--jobs",
@@ -61,14 +61,8 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """The command. Returns its exit code."""
-    points = SweepFile.read(args.file, args.full).points(args.seeds, dict(args.set))
+    points = chosen(SweepFile.read(args.file, args.full), args)
     out = folder(args)
-    if args.only is not None:
-        names = [point.name for point in points]
-        points = [point for point in points if fnmatch.fnmatchcase(point.name, args.only)]
-        if not points:
-            head = f"--only {args.only}: there is no such run in {args.file}; it has"
-            raise UsageError("\n".join([head, *names]))
     if args.list:
         for point in points:
             print(f"{state(point, out, args.mpi):<10}  {point.name}")
@@ -80,6 +74,18 @@ def run(args: argparse.Namespace) -> int:
     if code == 0:
         print(shlex.join(["python", "-m", "gossip", "compare", str(out)]))
     return code
+
+
+def chosen(file: SweepFile, args: argparse.Namespace) -> list[Point]:
+    """The runs of `file` that the options name. Raises `UsageError` if there are none."""
+    points = file.points(args.seeds, dict(args.set))
+    if args.only is None:
+        return points
+    found = [point for point in points if fnmatch.fnmatchcase(point.name, args.only)]
+    if not found:
+        head = f"--only {args.only}: there is no such run in {args.file}; it has"
+        raise UsageError("\n".join([head, *(point.name for point in points)]))
+    return found
 
 
 def run_points(points: Sequence[Point], out: Path, args: argparse.Namespace) -> int:

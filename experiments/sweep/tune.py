@@ -19,7 +19,7 @@ from typing import Any
 
 from experiments import toml
 from experiments.runs import Run
-from experiments.sweep.command import add_common_arguments, folder, run_points, whole_numbers
+from experiments.sweep.command import add_common_arguments, chosen, folder, run_points
 from experiments.sweep.grid import Point, SweepFile
 from gossip.errors import UsageError
 
@@ -61,9 +61,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lr", type=_rates, default=None, metavar="0.05,0.1", help="the grid (lr of the file's [tune])"
     )
-    parser.add_argument(
-        "--seeds", type=whole_numbers, default=[], metavar="1,2", help="a run for each (the file's seed)"
-    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -77,16 +74,16 @@ def run(args: argparse.Namespace) -> int:
     if "lr" in dict(args.set):
         raise UsageError("--set lr=… leaves nothing to tune: give the rates to try as --lr 0.05,0.1,0.2")
     out = args.out or folder(args).with_name(folder(args).name + "-tune")
-    points = with_rates(file, rates).points(args.seeds, dict(args.set))
+    points = chosen(with_rates(file, rates), args)
     code = run_points(points, out, args)
     if code:
         return code
-    chosen = choose(points, out)
-    print("\n".join(lines(chosen)))
-    if all(choice.best is None for choice in chosen):
+    choices = choose(points, out)
+    print("\n".join(lines(choices)))
+    if all(choice.best is None for choice in choices):
         raise UsageError("runs diverged at every rate: give smaller ones to try, --lr 0.001,0.01")
     path = out / "tuned.toml"
-    path.write_text(tuned_file(chosen, file, args.file))
+    path.write_text(tuned_file(choices, file, args.file))
     tuned = out.with_name(f"{out.name.removesuffix('-tune')}-tuned")  # tuned.toml is all these files' name
     print(shlex.join(["python", "-m", "gossip", "sweep", str(path), "--out", str(tuned)]))
     return 0

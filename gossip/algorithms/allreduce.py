@@ -22,7 +22,7 @@ from gossip.effects import Node
 class AllReduce(GradientMethod):
     """Synchronous SGD on the mean gradient, in 32 bit."""
 
-    sends_exact: ClassVar[bool] = True
+    uses_compressor: ClassVar[bool] = False
     sends_messages: ClassVar[bool] = False
 
     def step(self, x: Tensor, state: State, node: Node) -> Steps:

@@ -84,8 +84,8 @@ class Algorithm(ABC):
     """Refuses a graph that changes from round to round, and a W that is not symmetric."""
     uses_graph: ClassVar[bool] = True
     """Nodes talk to their neighbours; else to all nodes, or to none."""
-    sends_exact: ClassVar[bool] = False
-    """The compressor is not used; `messages` says what travels."""
+    uses_compressor: ClassVar[bool] = True
+    """Messages are the compressor's; else `messages` says what travels."""
     messages: ClassVar[str] = "float32"
     """What the messages are where the compressor is not used."""
     default_compressor: ClassVar[str] = "identity"
@@ -128,7 +128,7 @@ class Algorithm(ABC):
 
     def expects(self, node: Node) -> tuple[Expect, ...]:
         """The messages this round will receive; they are posted when the round starts."""
-        return tuple(Expect(j, exact=self.sends_exact) for j in node.in_neighbors)
+        return tuple(Expect(j, exact=not self.uses_compressor) for j in node.in_neighbors)
 
     def means(self, node: Node) -> tuple[int, ...]:
         """The lengths of the vectors that this round averages exactly, by `node.mean`; equal on all ranks.
@@ -143,7 +143,7 @@ class Algorithm(ABC):
 
     def paper_size(self, shapes: Sequence[Shape], compressor: Compressor) -> PaperSize:
         """One node's message about tensors of these shapes, in the model's order, as its paper counts it."""
-        if not self.sends_exact:
+        if self.uses_compressor:
             return compressor.paper_size(shapes)
         return PaperSize(4 * sum(map(math.prod, shapes)), "4 B a value")
 

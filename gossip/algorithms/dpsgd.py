@@ -29,7 +29,7 @@ class DPSGD(ParameterMethod):
     """Decentralized SGD: mix the neighbours' exact parameters, add the local step."""
 
     paper: ClassVar[str] = "Lian et al. 2017, arXiv 1705.09056"
-    sends_exact: ClassVar[bool] = True
+    uses_compressor: ClassVar[bool] = False
 
     order: Literal["mix", "atc"] = option("mix", "mix: x ← Wx + u, hides the exchange; atc: x ← W(x + u)")
 

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 Gather = Literal["auto", "all", "scatter"]
 
 ROUND_TRIP = 1 << 16
-"""Bytes that a second trip through the network is worth. Measured between 4 hosts: both ways take the same time
-where scatter saves 66 kB at 100 Mbit/s and 5 ms, and 50 kB at 20 Mbit/s and 20 ms, interpolated (experiments/
-results/gather-or-scatter). Within one host all is quicker at any size; but the choice changes what is rounded,
-so it depends on nothing but shapes, and virtual nodes compute what a cluster does."""
+"""Bytes that a second trip through the network is worth. Measured between 4 hosts: both ways take the same
+time where scatter saves 66 kB at 100 Mbit/s and 5 ms, and 50 kB at 20 Mbit/s and 20 ms, interpolated
+(experiments/results/gather-or-scatter). Within one host all is quicker at any size; but the choice changes
+what is rounded, so it depends on nothing but shapes, and virtual nodes compute what a cluster does."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ class Local(ParameterMethod):
     """No exchange: every node trains alone."""
 
     uses_graph: ClassVar[bool] = False
-    sends_exact: ClassVar[bool] = True
+    uses_compressor: ClassVar[bool] = False
 
     def expects(self, node: Node) -> tuple[Expect, ...]:
         return ()

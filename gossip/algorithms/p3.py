@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from torch import Tensor
 
 from compressors import Compressor, NonFiniteError
+from compressors.base import all_finite
 from gossip.algorithms.base import GradientMethod, State, Steps, option, register
 from gossip.algorithms.exchange import others, total
 from gossip.effects import Expect, Node
@@ -51,7 +52,7 @@ class P3(GradientMethod):
     """Synchronous SGD through sharded servers, in slices, the first layer's first."""
 
     paper: ClassVar[str] = "Jayarajan et al. 2019, arXiv 1905.03960"
-    sends_exact: ClassVar[bool] = True
+    uses_compressor: ClassVar[bool] = False
     slots: ClassVar[int] = 1
 
     slice: int | Literal["layer"] = option(50_000, "most values in a slice; layer: uncut up to 10^6 values")
@@ -66,7 +67,7 @@ class P3(GradientMethod):
 
     def step(self, x: Tensor, state: State, node: Node) -> Steps:
         g = yield node.gradient()
-        if not math.isfinite(float(g.sum())):
+        if not all_finite(g):
             raise NonFiniteError("NaN or inf in a gradient")
         if node.rank == node.owner:
             pushed = yield node.receive(others(node))

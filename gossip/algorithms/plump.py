@@ -39,7 +39,7 @@ class PlumpDP(ParameterMethod):
 
     paper: ClassVar[str] = "Li et al. 2014, OSDI; Sun et al. 2017, arXiv 1709.09393"
     uses_graph: ClassVar[bool] = False
-    sends_exact: ClassVar[bool] = True
+    uses_compressor: ClassVar[bool] = False
 
     def step(self, x: Tensor, state: State, node: Node) -> Steps:
         parts = _parts(node)

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from compressors import Compressor, NonFiniteError, PaperSize, Shape
+from compressors.base import all_finite
 from gossip.algorithms.base import GradientMethod, State, Steps, option, register
 from gossip.effects import Node, message_key
 from gossip.flat import Segment
@@ -55,7 +56,7 @@ class PowerSGD(GradientMethod):
     """Low-rank gradients by one step of power iteration, with error feedback."""
 
     paper: ClassVar[str] = "Vogels et al. 2019, arXiv 1905.13727"
-    sends_exact: ClassVar[bool] = True
+    uses_compressor: ClassVar[bool] = False
     sends_messages: ClassVar[bool] = False
 
     rank: int = option(2, "columns of P and Q")
@@ -96,7 +97,7 @@ class PowerSGD(GradientMethod):
         P = [m.of(g) @ Q.view(m.columns, m.rank) for m, Q in zip(matrices, q.split(sizes), strict=True)]
         parts = [*(p.reshape(-1) for p in P), *(g[at] for at in dense)]
         message = torch.cat(parts)
-        if not bool(torch.isfinite(message.sum())):
+        if not all_finite(message):
             raise NonFiniteError("NaN or inf in a gradient")
         means = (yield node.mean(message)).split([part.numel() for part in parts])
         P = [torch.linalg.qr(p.view(m.rows, m.rank)).Q for m, p in zip(matrices, means, strict=False)]

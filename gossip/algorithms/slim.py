@@ -137,10 +137,11 @@ class SlimDP(ParameterMethod):
         return range(1, self.q + 1)
 
     def paper_size(self, shapes: Sequence[Shape], compressor: Compressor) -> PaperSize:
-        """The paper counts a push, in words of 4 bytes, full pushes apart; a pull sends no keys."""
-        share = self.alpha + (self.alpha - self.beta if self.keys == "sent" else 0)
-        law = "4 B · (2α − β) · values" if self.keys == "sent" else "4 B · α · values"
-        return PaperSize(4 * share * sum(map(math.prod, shapes)), law)
+        """The paper counts a push, values and keys of 4 bytes, full pushes apart; a pull sends no keys."""
+        values, d = compressor.paper_size(shapes), sum(map(math.prod, shapes))
+        keys = 4 * (self.alpha - self.beta) * d if self.keys == "sent" else 0
+        law = f"α · ({values.law})" + (" + 4 B · (α − β) · values" if keys else "")
+        return PaperSize(self.alpha * values.bytes + keys, law)
 
     def check(self, topology: Topology | Schedule, compressor: Compressor) -> Iterator[str]:
         if (a := theory.alpha(compressor)) > PULL_ERROR:

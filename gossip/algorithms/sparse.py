@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from compressors import FP16, Compressor, Identity, LayerTopK, NonFiniteError, PaperSize, Shape
+from compressors.base import all_finite
 from gossip.algorithms import exchange
 from gossip.algorithms.base import GradientMethod
 from gossip.effects import Effect, Expect, Node
@@ -24,7 +25,7 @@ PLACE_BYTES = {"runs": 2, "uint32": 4}
 class SparseMethod(GradientMethod):
     """Sends C(v), the largest share `ratio` of every weight tensor of a vector v that the method keeps."""
 
-    sends_exact: ClassVar[bool] = True
+    uses_compressor: ClassVar[bool] = False
     messages: ClassVar[str] = "sparse, in a format of its own"
 
     ratio: float
@@ -85,7 +86,7 @@ class SparseMethod(GradientMethod):
         mean = None
         if dense:
             rest = torch.cat([v[s.at] for s in dense])
-            if not bool(torch.isfinite(rest.sum())):
+            if not all_finite(rest):
                 raise NonFiniteError("NaN or inf in a gradient that is sent dense")
             mean = node.mean(rest)
         own: list[Tensor] = []

@@ -131,7 +131,7 @@ class Candidate:
         on_graph = self.method.uses_graph
         return Plan(
             algorithm=str(self.method),
-            compressor=None if self.method.sends_exact else str(self.codec),
+            compressor=str(self.codec) if self.method.uses_compressor else None,
             topology=self.graph.name if on_graph else None,
             time=self.step(link, compute, overlap),
             sent=sent / self.method.every,
@@ -214,7 +214,7 @@ def _combinations(
     graphs: Sequence[Topology | Schedule], algorithms: Sequence[str], compressors: Sequence[str]
 ) -> Iterator[tuple[Algorithm, Topology | Schedule, Compressor]]:
     for method in map(make_algorithm, algorithms):
-        own_codec = method.sends_exact or method.kind == "gradient"
+        own_codec = not method.uses_compressor or method.kind == "gradient"
         codecs = [make_codec(spec) for spec in ([method.default_compressor] if own_codec else compressors)]
         fitting = [graph for graph in graphs if _fits(method, graph)] if method.uses_graph else graphs[:1]
         yield from itertools.product([method], fitting, codecs)

@@ -28,6 +28,7 @@ from compressors import (
     TopK,
     relative_error,
 )
+from compressors.base import all_finite
 from compressors.noise import derive_key
 from compressors.packing import pack, packed_bytes, to_bytes, unpack
 from compressors.randk import random_indices
@@ -137,6 +138,12 @@ def test_half_precision() -> None:
     v = v[v.abs() > 6.2e-5]
     assert float(((round_trip(FP16(), v) - v) / v).abs().max()) <= 2**-11
     assert float(((round_trip(BF16(), v) - v) / v).abs().max()) <= 2**-8
+
+
+def test_finite_values_may_have_a_sum_that_is_not() -> None:
+    assert all_finite(torch.full((10,), 3e38)) and all_finite(torch.empty(0))
+    for bad in (float("nan"), float("inf"), -float("inf")):
+        assert not all_finite(torch.tensor([1.0, bad, 3e38]))
 
 
 @pytest.mark.parametrize("value", [1.0, -0.3, 3e38, -1e-30])

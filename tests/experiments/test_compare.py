@@ -62,6 +62,12 @@ def test_where_the_data_lie_is_no_difference_but_the_batch_is(tmp_path: Path) ->
     assert labels == [("dcd, batch-size 8", 2), ("dcd, batch-size 16", 1)]
 
 
+def test_a_setting_that_only_one_has_is_told_of_both(tmp_path: Path) -> None:
+    fabricate.run(tmp_path / "a", algorithm="dcd")
+    fabricate.run(tmp_path / "b", algorithm="dcd", steps=40)
+    assert [g.label for g in group(find([tmp_path]))] == ["dcd, no steps", "dcd, steps 40"]
+
+
 def test_runs_of_other_data_share_no_row_and_the_label_says_so(tmp_path: Path) -> None:
     for name, data, seed in (("a1", "aaa", 1), ("a2", "aaa", 2), ("b1", "bbb", 1)):
         env = {"data": data, "virtual_nodes": True, "commit": name}
@@ -77,7 +83,7 @@ def test_mpi_ranks_and_virtual_nodes_are_compared_and_not_mixed(tmp_path: Path, 
         told: dict[str, Any] = {told_in: {"virtual_nodes": virtual}}
         fabricate.run(tmp_path / name, **told)
     labels = [g.label for g in group(find([tmp_path]))]
-    assert labels == ["dcd, virtual-nodes False", "dcd, virtual-nodes True"]
+    assert labels == ["dcd, no virtual-nodes", "dcd, virtual-nodes"]
 
 
 def test_runs_that_do_not_say_so_belong_together(tmp_path: Path) -> None:

@@ -29,17 +29,18 @@ def run(path: Path, diverged: bool = False, measure: str = "test_accuracy") -> P
 def test_a_run_is_drawn(tmp_path: Path, diverged: bool) -> None:
     pytest.importorskip("matplotlib")
     folder = run(tmp_path / "a", diverged)
-    assert plot.draw([folder], folder) == folder / "training.png"
-    for name in ("training.png", "consensus.png"):
-        assert (folder / name).read_bytes().startswith(b"\x89PNG")
+    pictures = plot.draw([folder], folder)
+    assert pictures == [folder / "training.png", folder / "consensus.png"]
+    assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in pictures)
 
 
 def test_several_runs_in_one_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     folders = [run(tmp_path / name) for name in ("a", "b", "c", "again/a")]
     plot.run(Namespace(runs=folders, out=tmp_path))
-    assert capsys.readouterr().out.strip() == str(tmp_path / "training.png")
-    assert (tmp_path / "training.png").exists()
+    pictures = [tmp_path / "training.png", tmp_path / "consensus.png"]
+    assert capsys.readouterr().out.split() == [str(picture) for picture in pictures]
+    assert all(picture.exists() for picture in pictures)
 
 
 def test_several_runs_leave_the_pictures_of_each_alone(
@@ -91,7 +92,7 @@ def test_without_matplotlib(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     folder = run(tmp_path / "a")
-    assert plot.draw([folder], folder) is None
+    assert plot.draw([folder], folder) == []
     assert capsys.readouterr().out == "no plots: matplotlib is not installed (pip install matplotlib)\n"
 
 

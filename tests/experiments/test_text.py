@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unicodedata import normalize
 
 import pytest
 import torch
@@ -34,6 +35,14 @@ def test_words_and_punctuation_apart(tmp_path: Path) -> None:
     text = "O, we'll GO -- now!\n" * 20
     corpus = data.load_text("text:tokens=words", write(tmp_path / "a", text))
     assert words(corpus)[:10] == ["o", ",", "we'll", "go", "-", "-", "now", "!", "<eos>", "o"]
+
+
+def test_words_with_accents_stay_whole_however_they_are_written(tmp_path: Path) -> None:
+    corpora = [
+        data.load_text("text:tokens=words", write(tmp_path / form, normalize(form, "Café, naïve!\n" * 20)))
+        for form in ("NFC", "NFD")
+    ]
+    assert [words(corpus)[:4] for corpus in corpora] == [["café", ",", "naïve", "!"]] * 2
 
 
 def test_one_file_is_cut_into_three_contiguous_parts(tmp_path: Path) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
+from experiments.sweep import command
 from experiments.sweep.grid import SweepFile
 from experiments.sweep.tune import Choice, choose, lines, tuned_file, with_rates
+from gossip.errors import UsageError
 from tests.experiments import fabricate
 
 FILE = """
@@ -63,6 +66,16 @@ def test_the_lowest_training_loss_decides(tmp_path: Path) -> None:
     said = list(lines(chosen))
     assert "0.2: 1.5000, 0.4: 1 of 2 diverged" in said[0] and "edge of the grid" in said[1]
     assert "diverged at every lr" in said[2] and "0.1: diverged, 0.2: diverged" in said[2]
+
+
+def test_only_names_what_is_tuned(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text(FILE)
+    file = with_rates(SweepFile.read(tmp_path / "a.toml"), RATES)
+    options = {"seeds": [1], "set": [], "file": tmp_path / "a.toml"}
+    points = command.chosen(file, Namespace(only="dcd-*", **options))
+    assert [(point.args.algorithm, point.args.lr) for point in points] == [("dcd", lr) for lr in RATES]
+    with pytest.raises(UsageError, match=r"--only nothing: there is no such run[^\0]*allreduce-lr0.1-seed1"):
+        command.chosen(file, Namespace(only="nothing", **options))
 
 
 def test_the_choice_is_a_sweep_file_that_says_what_was_tried(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def rounds_of(spec: str, steps: int) -> range:
 
 def with_codecs() -> Iterator[tuple[str, str | None]]:
     for spec in SPECS:
-        yield from ((spec, codec) for codec in ([None] if make_algorithm(spec).sends_exact else CODECS))
+        yield from ((spec, codec) for codec in (CODECS if make_algorithm(spec).uses_compressor else [None]))
 
 
 # -- what is printed is what the transport counts --------------------------------------------------------
@@ -98,6 +98,14 @@ def test_declared_bytes_are_counted_bytes(spec: str, codec: str | None) -> None:
     """
     n, steps = 3, 3
     assert counted(spec, codec, n, steps) == list(declared(spec, codec, n, rounds_of(spec, steps)).sent)
+
+
+def test_slims_paper_ratio_counts_values_as_its_codec_sends_them() -> None:
+    method = make_algorithm("slim:alpha=0.3,beta=0.1")
+    codecs = (make_codec("identity"), make_codec("qsgd:block=100"))
+    exact, coded = (method.paper_size([(1000, 10)], codec) for codec in codecs)
+    assert exact.bytes == pytest.approx(4 * 0.3 * 10_000 + 4 * 0.2 * 10_000)
+    assert coded.bytes == pytest.approx(0.3 * (10_000 + 4 * 100) + 4 * 0.2 * 10_000)
 
 
 def wide() -> nn.Module:
@@ -125,7 +133,7 @@ def test_a_bound_is_close_to_what_is_sent(spec: str, least: float) -> None:
 @pytest.mark.parametrize("spec", ["choco", "qsgd:gather=scatter", "powersgd", "dgc", "dpsgd"])
 @pytest.mark.parametrize("options", [{}, {"topology": "star"}, {"bucket_mb": 0.0005}], ids=str)
 def test_any_number_of_nodes_graph_and_buckets(spec: str, n: int, options: dict[str, Any]) -> None:
-    codec = None if make_algorithm(spec).sends_exact else "qsgd:bits=4,block=16"
+    codec = "qsgd:bits=4,block=16" if make_algorithm(spec).uses_compressor else None
     expected = declared(spec, codec, n, range(1, 4), **options)
     assert list(expected.sent) == counted(spec, codec, n, 3, **options)
 

@@ -721,7 +721,7 @@ def test_any_optimizer(spec: str) -> None:
 
 @pytest.mark.parametrize("spec", (*SPECS, *CHANGED))
 def test_resuming_changes_nothing(spec: str) -> None:
-    codec = "identity" if make_algorithm(spec).sends_exact else make_algorithm(spec).default_compressor
+    codec = make_algorithm(spec).default_compressor if make_algorithm(spec).uses_compressor else "identity"
     unbroken = simulate(spec, 3, codec, steps=10).last
 
     def broken(before: int) -> list[Tensor]:

@@ -37,7 +37,7 @@ SPECS = (*POINT_TO_POINT, "dpsgd:order=atc", "dcd:every=3", "choco:every=3", *ME
 def final_parameters(spec: str) -> list[float]:
     """This rank's parameters after `STEPS` steps, flat."""
     name = spec.partition(":")[0]
-    codec = "identity" if ALGORITHMS[name].sends_exact else CODEC.get(name, "qsgd:bits=8")
+    codec = CODEC.get(name, "qsgd:bits=8") if ALGORITHMS[name].uses_compressor else "identity"
     model, optimizer = start()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
