@@ -81,6 +81,8 @@ def notes(groups: Sequence[Group]) -> Iterator[str]:
             "Some runs are virtual nodes: one process computes for all of them in turn, so its times tell "
             "nothing about a network."
         )
+    caveats = dict.fromkeys(run.caveat for each in groups for run in each.runs)
+    yield from (f"Data: {caveat}." for caveat in caveats if caveat)
     for each in groups:
         for run in each.runs:
             if run.diverged:

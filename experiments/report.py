@@ -66,8 +66,8 @@ class Report:
         else:
             self._folder.create()
         self._folder.write_text("config.toml", f"# {command()}\n{config.to_toml(args)}")
-        beside = {"data": self._workload.digest[:DIGITS], "virtual_nodes": self._virtual}
-        self._folder.write_json("env.json", envreport.collect() | beside)
+        data = {"data": self._workload.digest[:DIGITS], "data_caveat": self._workload.caveat}
+        self._folder.write_json("env.json", envreport.collect() | data | {"virtual_nodes": self._virtual})
         for name, text in self._workload.files.items():
             self._folder.write_text(name, text)
         d = sum(p.numel() for p in self._model.parameters())

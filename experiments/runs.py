@@ -95,9 +95,18 @@ class Run:
 
         Runs from before these were written down lack them.
         """
-        told = {**(self.summary or {}), **(_read_json(self.path / "env.json") or {})}
+        told = {**(self.summary or {}), **self._environment}
         beside = {"data": told.get("data"), "virtual-nodes": told.get("virtual_nodes")}
         return {**self.config, **{key: value for key, value in beside.items() if value is not None}}
+
+    @cached_property
+    def _environment(self) -> Mapping[str, Any]:
+        return _read_json(self.path / "env.json") or {}
+
+    @property
+    def caveat(self) -> str:
+        """What must stand beside results on its data; "" if nothing must, or the run is older than this."""
+        return str(self._environment.get("data_caveat", ""))
 
     @property
     def seed(self) -> int:

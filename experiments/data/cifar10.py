@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 import tarfile
 import zlib
@@ -23,8 +24,16 @@ URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
 MD5 = "c58f30108f718f92721af3b95e74349a"
 ARCHIVE = "cifar-10-python.tar.gz"
 FOLDER = "cifar-10-batches-py"
-TRAIN = tuple(f"data_batch_{i}" for i in range(1, 6))
 TEST = "test_batch"
+PUBLISHED = {  # the batches' MD5
+    "data_batch_1": "c99cafc152244af753f735de768cd75f",
+    "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+    "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+    "data_batch_4": "634d18415352ddfa80567beed471001a",
+    "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+    TEST: "40351d587109b95175f43aff81a1287e",
+}
+TRAIN = tuple(name for name in PUBLISHED if name != TEST)
 SIDE = 32
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 MEAN = (0.4914, 0.4822, 0.4465)
@@ -64,8 +73,10 @@ class CIFAR10:
                 "hosts that share no file system need the data each (--data-dir)"
             )
         x = y = None
-        missing = {*TRAIN, TEST}
+        missing, other = {*PUBLISHED}, list[str]()
         for name, data in _files(source):
+            if hashlib.md5(data, usedforsecurity=False).hexdigest() != PUBLISHED[name]:
+                other.append(name)
             images, labels = _batch(data, f"{name} in {source}", source)
             missing.remove(name)
             if name == TEST:
@@ -91,7 +102,8 @@ class CIFAR10:
         mean, std = torch.tensor(MEAN), torch.tensor(STD)
         if self.size != SIDE:
             mean, std = channel_statistics(train[0])
-        return Dataset(*train, *test, mean, std, CLASSES)
+        caveat = f"not CIFAR-10 as published, but a copy: {', '.join(other)} differ" if other else ""
+        return Dataset(*train, *test, mean, std, CLASSES, caveat)
 
 
 def reduce(images: torch.Tensor, size: int) -> torch.Tensor:
@@ -109,7 +121,7 @@ def find(data_dir: str) -> Path | None:
     """The complete folder of batches, else the archive: in `data_dir`, or `data_dir` itself, or None."""
     root = Path(data_dir).expanduser()
     for folder in (root / FOLDER, root):
-        if all((folder / name).is_file() for name in (*TRAIN, TEST)):
+        if all((folder / name).is_file() for name in PUBLISHED):
             return folder
     return next((path for path in (root / ARCHIVE, root) if path.is_file()), None)
 
@@ -149,10 +161,10 @@ def _unpack(archive: Path) -> None:
 
 def _files(source: Path) -> Iterator[tuple[str, bytes]]:
     """Name and content of every batch in the folder or archive `source`. Nothing is written to disk."""
-    wanted = {f"{FOLDER}/{name}": name for name in (*TRAIN, TEST)}
+    wanted = {f"{FOLDER}/{name}": name for name in PUBLISHED}
     try:
         if source.is_dir():
-            for name in (*TRAIN, TEST):
+            for name in PUBLISHED:
                 yield name, (source / name).read_bytes()
             return
         with tarfile.open(source, "r|gz") as archive:

@@ -21,6 +21,7 @@ class Dataset:
         train_y, test_y: int64 [N], indices into `classes`.
         mean, std: float32 [3], per channel, of the training images scaled to [0, 1].
         classes: the names of the classes.
+        caveat: what must stand beside results on these data; "" if nothing must.
     """
 
     train_x: Tensor
@@ -30,6 +31,7 @@ class Dataset:
     mean: Tensor
     std: Tensor
     classes: tuple[str, ...]
+    caveat: str = ""
 
     @cached_property
     def digest(self) -> str:

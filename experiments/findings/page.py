@@ -112,7 +112,9 @@ def _data(runs: Sequence[Run]) -> str:
     if silent == len(runs):
         return "Which copy of the data they read, the runs do not say."
     known = next(digest for digest in digests if digest)
-    return f"The data's digest is `{known}`{f'; {silent} runs do not say theirs' if silent else ''}."
+    caveats = dict.fromkeys(run.caveat for run in runs if run.caveat)
+    said = [f"The data's digest is `{known}`{f'; {silent} runs do not say theirs' if silent else ''}."]
+    return " ".join([*said, *(f"**The data are {caveat}.**" for caveat in caveats)])
 
 
 def _statements(findings: Findings, verdicts: Sequence[Verdict]) -> Iterator[str]:

@@ -72,6 +72,11 @@ class Workload(ABC):
         """SHA-256 of the data."""
 
     @property
+    def caveat(self) -> str:
+        """What must stand beside results on these data; "" if nothing must."""
+        return ""
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """Lines about the data that people want to know before a run."""
         return ()

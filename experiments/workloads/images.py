@@ -52,6 +52,14 @@ class Images(Workload):
         return self._dataset.digest
 
     @property
+    def caveat(self) -> str:
+        return self._dataset.caveat
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return (f"data: {self.caveat}",) if self.caveat else ()
+
+    @property
     def num_classes(self) -> int:
         return len(self._dataset.classes)
 

@@ -119,6 +119,17 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- files that are there ----------------------------------------------------------------------------
 
 
+def test_a_copy_is_told_from_what_was_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    contents = files()
+    write_folder(tmp_path, contents)
+    assert data.load("cifar10", str(tmp_path)).caveat.endswith(f"a copy: {', '.join(contents)} differ")
+    published = {name: hashlib.md5(content).hexdigest() for name, content in contents.items()}
+    monkeypatch.setattr(cifar10, "PUBLISHED", published)
+    assert data.load("cifar10", str(tmp_path)).caveat == ""
+    monkeypatch.setitem(published, "data_batch_3", "0" * 32)
+    assert data.load("cifar10", str(tmp_path)).caveat.endswith("a copy: data_batch_3 differ")
+
+
 def test_reads_the_folder(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, files())
     check(data.load("cifar10", str(tmp_path)))

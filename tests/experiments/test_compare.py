@@ -76,6 +76,15 @@ def test_runs_of_other_data_share_no_row_and_the_label_says_so(tmp_path: Path) -
     assert labels == [("dcd, data aaa", 2), ("dcd, data bbb", 1)]
 
 
+def test_a_copy_of_the_data_is_told_beside_the_numbers(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        env = {"data": "aaa", "data_caveat": "not as published"}
+        fabricate.run(tmp_path / str(seed), seed=seed, env=env)
+    fabricate.run(tmp_path / "old", algorithm="ecd")
+    told = list(compare.notes(group(find([tmp_path]))))
+    assert told.count("Data: not as published.") == 1 and len(told) == 2
+
+
 @pytest.mark.parametrize("told_in", ["env", "summary"])
 def test_mpi_ranks_and_virtual_nodes_are_compared_and_not_mixed(tmp_path: Path, told_in: str) -> None:
     """In older runs the summary alone says which they were."""
