@@ -52,7 +52,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     """
     monkeypatch.setattr(data, "load", lambda name, folder, world: tiny_dataset())
     monkeypatch.setattr(envreport, "collect", dict)  # takes a second, and so does
-    monkeypatch.setattr(plot, "draw", lambda runs, out: None)
+    monkeypatch.setattr(plot, "draw", lambda runs, out: [])
 
     def run(*flags: str, out: str = "run") -> dict[str, Any]:
         folder = tmp_path / out
