@@ -99,7 +99,8 @@ def test_the_config_repeats_the_run(job: Any) -> None:
 def test_a_run_says_which_data_and_nodes_it_is_of(job: Any, nodes: str) -> None:
     run = job("--nodes", nodes, "--steps", "1")
     facts = json.loads((run["folder"] / "env.json").read_text())
-    assert facts == {"data": data.load("", "", None).digest[:12], "virtual_nodes": nodes != "1"}
+    digest = data.load("", "", None).digest[:12]
+    assert facts == {"data": digest, "data_caveat": "", "virtual_nodes": nodes != "1"}
     assert Run.read(run["folder"]).settings.items() >= {"data": facts["data"], "algorithm": "dpsgd"}.items()
     assert run["summary"]["virtual_nodes"] is (nodes != "1")
 

@@ -59,8 +59,8 @@ def test_a_run_equals_that_of_virtual_nodes(mpirun: Any, tmp_path: Path) -> None
     assert_same_weights(tmp_path / "mpi", tmp_path / "local")
     groups = group(find([tmp_path]))
     assert [(each.label, each.runs[0].settings["virtual-nodes"]) for each in groups] == [
-        ("dcd qsgd:bits=8, virtual-nodes True", True),
-        ("dcd qsgd:bits=8, virtual-nodes False", False),
+        ("dcd qsgd:bits=8, virtual-nodes", True),
+        ("dcd qsgd:bits=8, no virtual-nodes", False),
     ]
     a, b = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("mpi", "local"))
     for name in ("train_loss", "test_accuracy"):
