@@ -96,6 +96,8 @@ def draw_comparison(
     distance.set(xlabel="epoch", ylabel="consensus distance")
     if any(point.spread.mean > 0 for each in consensus for point in each.points):
         distance.set_yscale("log")
+    else:
+        distance.set(yticks=[], title="all nodes hold the same model")
     finish(axes, legend=False)
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
@@ -135,11 +137,12 @@ def draw_curve(
 
 
 def _log_scale(axes: Any) -> None:
-    """A logarithmic x axis with plain numbers at 1, 2, 5, 10, …: bytes seldom span whole decades."""
+    """A logarithmic x axis with plain numbers, of less than two decades at 2 and 5 too."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    low, high = axes.get_xlim()
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
 
