@@ -23,7 +23,7 @@ from experiments.runs import read_metrics
 
 
 def run(args: argparse.Namespace, nodes: int, steps: int, method: list[str], out: Path) -> tuple[float, int]:
-    """A step of one run in ms, the mean over the second `steps` of twice as many; its most memory in bytes."""
+    """A step of one run in ms, the mean over the second half of its 2 `steps`; its most memory in bytes."""
     command = [sys.executable, "-m", "experiments.train", "--nodes", str(nodes), "--threads", "1"]
     command += [
         "--model",

@@ -81,7 +81,7 @@ class DGC(SparseMethod):
             return ""
         return (
             "it is a sum of velocities, and if that scales them, what is cut off is lost. To clip, take "
-            "dgc:clip=NORM (the training script's --clip-norm does so)"
+            "dgc:clip=NORM (the training script's --clip-norm does so); train without a GradScaler"
         )
 
     def ratio_at(self, t: int) -> float:

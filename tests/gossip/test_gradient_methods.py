@@ -586,6 +586,26 @@ def test_what_dgc_has_accumulated_is_not_to_be_clipped() -> None:
     assert len([w for w in told if "dgc:clip=NORM" in str(w.message)]) == 1
 
 
+def test_dgc_does_without_a_grad_scaler() -> None:
+    def node(scale: float) -> None:
+        model = nn.Linear(6, 4)
+        optimizer = sgd(model)
+        gossip.join(model, optimizer, algorithm="dgc")
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        for _ in range(3):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.ones(2, 6)).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    with pytest.warns(UserWarning, match="without a GradScaler") as told:
+        gossip.launch(node, 2, 1024.0)
+    assert len([w for w in told if "GradScaler" in str(w.message)]) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gossip.launch(node, 2, 1.0)  # changes nothing
+
+
 def test_options_of_dgc_without_effect_are_told() -> None:
     with pytest.raises(ValueError, match="no velocity to mask"):
         DGC(masking=False, momentum_correction=False)
