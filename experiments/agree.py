@@ -55,7 +55,7 @@ class Agreement:
     """
 
     def __init__(self, world: Transport, stop_signal: StopSignal, timeout: float, every: int = 1) -> None:
-        self._world, self._signal, self._timeout = world, stop_signal, timeout
+        self._world, self._signal, self._timeout, self._every = world, stop_signal, timeout, every
         # How far ahead a stop is announced: until all have heard of it, the announcer must not be missing in
         # a step that another is in. Nodes drift apart by one round, `every` steps, for each neighbour between
         # them, and under MPI news may be as slow as the messages. Virtual nodes hear at once, so all that
@@ -92,19 +92,20 @@ class Agreement:
         """Raise `DivergedError`, and tell the other ranks, unless `loss` is finite."""
         if not math.isfinite(loss):
             # The engine of a rank that waits for this one reads the same note; round and bucket are for it.
-            where = {"rank": self._world.rank, "round": step, "bucket": 0, "loss": str(loss)}
+            about = {"round": -(-step // self._every), "bucket": 0}
+            where = {"rank": self._world.rank, **about, "step": step, "loss": str(loss)}
             self._world.note("diverged", where)
             self._raise_diverged()
 
     def first_diverged(self) -> dict[str, Any] | None:
-        """Rank, round and more of the first divergence that is known here."""
+        """Rank, step and more of the first divergence that is known here."""
         known = self._world.notes.get("diverged", {}).values()
-        return min(known, key=lambda note: (note["round"], note["rank"]), default=None)
+        return min(known, key=lambda note: (note["step"], note["rank"]), default=None)
 
     def record_divergence(self, record: Callable[[dict[str, Any]], None]) -> None:
         """Let rank 0 `record` the first divergence; the others give it time to, before they end the job."""
         if self._world.rank == 0:
-            record(self.first_diverged() or {"rank": 0, "round": 0})
+            record(self.first_diverged() or {"rank": 0, "step": 0})
             self._world.note("recorded", True)
         self._world.wait(lambda: 0 in self._world.notes.get("recorded", {}), min(self._timeout, 10.0))
 
@@ -146,7 +147,7 @@ class Agreement:
         first = self.first_diverged() or {}
         what = f"the loss is {first['loss']}" if "loss" in first else "NaN or infinity in the parameters"
         error = DivergedError(
-            f"training has diverged: {what} on rank {first.get('rank')} at step {first.get('round')}. "
+            f"training has diverged: {what} on rank {first.get('rank')} at step {first.get('step')}. "
             "Lower --lr, warm it up (--lr-warmup), or take a finer --compressor."
         )
         error.second_hand = first.get("rank") != self._world.rank

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from experiments import plot
 from experiments.curves import MB, Group, Spread, curve, group
-from experiments.runs import IMMATERIAL, Run, find, flag
+from experiments.runs import IMMATERIAL, find, flag
 from gossip.errors import UsageError
 
 NONE = "–"
@@ -74,7 +74,8 @@ def notes(groups: Sequence[Group]) -> Iterator[str]:
         "Final values of the model averaged over the nodes; mean ± sample standard deviation over seeds. "
         "The difference is that of the means, ± √(s²/n + s'²/n'). MB = 2^20 and GB = 2^30 bytes; sent per "
         "step by a node (their mean), in all by all of them. Time is the wall time of the whole "
-        "run, exposed wait that of the median step."
+        "run, exposed wait that of the median step. Compression error is what codecs lose, in norms, of the "
+        "vectors that they are given: what Slim-DP does not give them is not in it."
     )
     if any((run.summary or {}).get("virtual_nodes") for each in groups for run in each.runs):
         yield (
@@ -115,15 +116,20 @@ def as_markdown(head: Row, rows: Sequence[Row], groups: Sequence[Group], relativ
         links = (f"[seed {run.seed}]({quote(os.path.relpath(run.path, relative_to))})" for run in each.runs)
         lines.append(f"| {' | '.join((*row, ', '.join(links)))} |")
     lines += ["", *(f"- {note}" for note in notes(groups))]
-    lines += ["", "Each row again (its first seed):", "", "```sh"]
-    lines += [f"{_command(each.runs[0])}    # {each.label}" for each in groups]
+    lines += ["", "Each row again (one seed):", "", "```sh"]
+    lines += [f"{_command(each)}    # {each.label}" for each in groups]
     return "\n".join([*lines, "```"]) + "\n"
 
 
-def _command(run: Run) -> str:
-    """Its settings as flags, into a folder of its own: what was typed may have resumed or overwritten one."""
+def _command(each: Group) -> str:
+    """A run's settings as flags, into a new folder: what was typed may have resumed or overwritten one.
+
+    Of a run that has ended, if there is one: it says how it was launched.
+    """
+    run = next((run for run in each.runs if run.summary is not None), each.runs[0])
     launcher, *_ = str((run.summary or {}).get("command") or "").partition("python -m")
-    flags = (flag(key, value) for key, value in run.config.items() if key not in IMMATERIAL)
+    kept = IMMATERIAL - {"data-dir"}
+    flags = (flag(key, value) for key, value in run.config.items() if key not in kept)
     return f"{launcher}python -m experiments.train {shlex.join(flags)}"
 
 

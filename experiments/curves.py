@@ -31,7 +31,8 @@ class Spread:
         """None for no values."""
         if not values:
             return None
-        sd = statistics.stdev(values) if len(values) > 1 else None
+        finite = all(map(math.isfinite, values))  # a perplexity may be infinite
+        sd = None if len(values) == 1 else statistics.stdev(values) if finite else math.nan
         return cls(statistics.fmean(values), sd, len(values))
 
     def minus(self, other: Spread) -> Spread:

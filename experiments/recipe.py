@@ -75,6 +75,13 @@ def build_scheduler(
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: factor(step / steps_per_epoch))
 
 
+def reschedule(optimizer: torch.optim.Optimizer, scheduler: torch.optim.lr_scheduler.LambdaLR) -> None:
+    """Set the rate of the step that comes next: another ``--epochs`` makes it another than was saved."""
+    rates = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+    for group, (lr, factor) in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = lr * factor(scheduler.last_epoch)
+
+
 def seed_streams(seed: int, rank: int) -> None:
     """Give this rank's global random streams, for dropout and the like, a seed of their own."""
     value = seed_for("training", seed, rank)

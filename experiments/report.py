@@ -6,7 +6,7 @@ import argparse
 import datetime
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -56,16 +56,27 @@ class Report:
         self._virtual = node.size > 1 and isinstance(node.world, LocalTransport)
         self._progress = Progress(self._writes, done, total)
 
+    def is_written(self) -> bool:
+        """Collective: whether the run has its summary."""
+        return bool(self._from_rank_0(lambda: self._folder.summary() is not None))
+
     def begin(self) -> None:
-        """Prepare the folder, and say what is going to happen. Nothing is written before."""
+        """Collective: prepare the folder, and say what is going to happen. Nothing is written before.
+
+        Where hosts share no disk, each has a folder of its own with its ranks' checkpoints. There the config
+        marks it as a run's, and ``--resume`` finds it.
+        """
         args, node = self._args, self._node
+        settings, first_of_host = f"# {command()}\n{config.to_toml(args)}", node.world.local_rank == 0
+        if first_of_host and not args.resume:
+            self._folder.create()
+        node.world.barrier()  # from here on nothing is deleted
+        if first_of_host:
+            self._folder.write_text("config.toml", settings)
         if not self._writes:
             return
         if args.resume:
             self._folder.rewind(self._done)
-        else:
-            self._folder.create()
-        self._folder.write_text("config.toml", f"# {command()}\n{config.to_toml(args)}")
         data = {"data": self._workload.digest[:DIGITS], "data_caveat": self._workload.caveat}
         self._folder.write_json("env.json", envreport.collect() | data | {"virtual_nodes": self._virtual})
         for name, text in self._workload.files.items():
@@ -110,12 +121,18 @@ class Report:
     def finish(self) -> None:
         """Collective: test every node's own model, write the summary and draw the plots."""
         headline, *_ = self._workload.measures
+        last = self._from_rank_0(lambda: read_metrics(self._folder.path)[-1])
+        if headline not in last:  # stopped there once, and told now to end there
+            last |= self._test()
+            if self._writes:
+                self._folder.rewind(last["step"] - 1)
+                self._folder.append(last)
         own = self._workload.test(self._model, self._node.device)[headline]
         mine = {**self._meter.result(self._steps_per_epoch), f"{headline}_local": own}
         everyone = self._node.world.allgather(mine)
         if not self._writes:
             return
-        measured, last = aggregate(everyone), read_metrics(self._folder.path)[-1]
+        measured = aggregate(everyone)
         summary = self._summary(measured, self._total) | {
             **{name: last[name] for name in self._workload.measures},
             f"{headline}_local_mean": measured[f"{headline}_local"],
@@ -131,7 +148,7 @@ class Report:
 
     def diverged(self, first: Mapping[str, Any]) -> None:
         """Rank 0 alone: write the summary of a run that ended because `first["rank"]` diverged."""
-        step = first["round"]
+        step = first["step"]
         self._meter.break_off()
         summary = self._summary(aggregate([self._meter.result(self._steps_per_epoch)]), step)
         summary |= {"diverged": True, "diverged_rank": first["rank"], "diverged_step": step}
@@ -146,6 +163,10 @@ class Report:
                 f"{method.name} never reaches its ratio of {method.ratio:g}: the run ends within its warm-up "
                 f"of {method.warmup_steps} steps, at {method.ratio_at(total):g} in step {total}"
             )
+
+    def _from_rank_0(self, read: Callable[[], Any]) -> Any:
+        """Collective: what rank 0, which alone has the files everywhere, reads there."""
+        return self._node.world.allgather(read() if self._writes else None)[0]
 
     def _test(self) -> Line:
         """Collective: what a test of the averaged model measures; the model is also saved."""

@@ -23,6 +23,17 @@ FOR_SPEED = frozenset({"threads", "device", "overlap", "progress", "order"})
 """Settings that change how long its steps take, but not what is computed (up to rounding)."""
 
 
+WITH_A_CODEC_OF_THEIR_OWN = frozenset({"qsgd", "signsgd"})
+"""Methods that do not take ``identity`` where no compressor is named. A test compares it with the methods."""
+
+
+def settled(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """`settings`, with nothing in them that is so anyway: a compressor that names the default."""
+    method = str(settings.get("algorithm", "")).partition(":")[0]
+    named = settings.get("compressor") == "identity" and method not in WITH_A_CODEC_OF_THEIR_OWN
+    return {key: value for key, value in settings.items() if not (named and key == "compressor")}
+
+
 def flag(key: str, value: Any) -> str:
     """A setting as one types it: ``--lr=0.1``, ``--overlap``, ``--no-overlap``."""
     if isinstance(value, bool):
@@ -97,7 +108,7 @@ class Run:
         """
         told = {**(self.summary or {}), **self._environment}
         beside = {"data": told.get("data"), "virtual-nodes": told.get("virtual_nodes")}
-        return {**self.config, **{key: value for key, value in beside.items() if value is not None}}
+        return {**settled(self.config), **{key: value for key, value in beside.items() if value is not None}}
 
     @cached_property
     def _environment(self) -> Mapping[str, Any]:

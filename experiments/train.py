@@ -79,10 +79,11 @@ def train(args: argparse.Namespace, stop_signal: StopSignal) -> int:
         meter=meter,
     )
     done = state.load() if args.resume else 0
+    recipe.reschedule(optimizer, scheduler)
     total = min(math.ceil(args.epochs * len(batches)), args.steps or math.inf)
     report = Report(args, folder, node, model, workload, meter, len(batches), done, total)
-    if done >= total and folder.summary() is not None:
-        report.say(f"the run in {folder.path} is finished: {done} steps. Raise --epochs or --steps to go on.")
+    if done > total or (done == total and report.is_written()):
+        report.say(f"the run in {folder.path} has made {done} steps. Raise --epochs or --steps to go on.")
         return 0
     report.begin()
     agreement = Agreement(world, stop_signal, args.timeout, getattr(node.algorithm, "every", 1))

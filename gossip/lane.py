@@ -87,7 +87,8 @@ class Lane:
 
     def diverged(self, t: int) -> DivergedError:
         """Tell the others that this bucket holds NaN or infinity in round t; the error to raise here."""
-        where = {"rank": self.node.rank, "round": t, "bucket": self.node.bucket}
+        step = t * self.algorithm.every
+        where = {"rank": self.node.rank, "round": t, "bucket": self.node.bucket, "step": step}
         self.node.transport.note("diverged", where)
         return diverged(where)
 

@@ -228,6 +228,8 @@ def _show(spread: Spread | None, form: str) -> str:
 
 def keep(run: Run, out: Path) -> None:
     """Copy a run's config, environment, summary, log and the `KEPT` numbers into the folder `out`."""
+    if out.resolve() == run.path.resolve():
+        return  # kept before, and judged again
     out.mkdir(parents=True, exist_ok=True)
     for name in ("config.toml", "env.json", "summary.json", "log.txt"):
         if (run.path / name).exists():

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import config, recipe, toml
-from experiments.runs import FOR_SPEED, IMMATERIAL, Run
+from experiments.runs import FOR_SPEED, IMMATERIAL, Run, settled
 from gossip.errors import UsageError
 from gossip.suggest import nearest
 
@@ -71,8 +71,8 @@ class Point:
         kept = (
             IMMATERIAL | FOR_SPEED | {name.replace("_", "-") for name in (*config.ABOUT_THE_COMMAND, *free)}
         )
-        asked = {**vars(self.args), "nodes": self.nodes}
-        pairs = ((name.replace("_", "-"), own.get(name), value) for name, value in asked.items())
+        asked, own = settled({**vars(self.args), "nodes": self.nodes}), settled(own)
+        pairs = ((name.replace("_", "-"), own.get(name), asked.get(name)) for name in {**asked, **own})
         return [(key, was, value) for key, was, value in pairs if key not in kept and was != value]
 
 

@@ -31,11 +31,13 @@ class Choice:
     Attributes:
         name: the method, as in run names, without learning rate and seed.
         settings: of its runs, without learning rate and seed.
-        losses: the seeds' final training losses by learning rate; inf where one diverged.
+        seeds: that were tried at each rate.
+        losses: their final training losses by learning rate; inf where one diverged.
     """
 
     name: str
     settings: Mapping[str, Any]
+    seeds: Sequence[int]
     losses: Mapping[float, Sequence[float]]
 
     @property
@@ -85,7 +87,8 @@ def run(args: argparse.Namespace) -> int:
     path = out / "tuned.toml"
     path.write_text(tuned_file(choices, file, args.file))
     tuned = out.with_name(f"{out.name.removesuffix('-tune')}-tuned")  # tuned.toml is all these files' name
-    print(shlex.join(["python", "-m", "gossip", "sweep", str(path), "--out", str(tuned)]))
+    words = ["python", "-m", "gossip", "sweep", str(path), "--out", str(tuned), *(["--mpi"] * args.mpi)]
+    print(shlex.join(words))
     return 0
 
 
@@ -96,13 +99,15 @@ def with_rates(file: SweepFile, rates: Sequence[float]) -> SweepFile:
 
 def choose(points: Iterable[Point], out: Path) -> list[Choice]:
     """What the finished runs of `points` in `out` say."""
-    tried: dict[str, tuple[dict[str, Any], dict[float, list[float]]]] = {}
+    tried: dict[str, tuple[dict[str, Any], dict[int, None], dict[float, list[float]]]] = {}
     for point in points:
         lr, loss = point.args.lr, _loss(Run.read(out / point.name))
         name = point.name.removesuffix(f"-seed{point.args.seed}").replace(f"-lr{point.settings['lr']}", "")
         settings = {key: value for key, value in point.settings.items() if key not in ("lr", "seed")}
-        tried.setdefault(name, (settings, {}))[1].setdefault(lr, []).append(loss)
-    return [Choice(name, settings, losses) for name, (settings, losses) in tried.items()]
+        _, seeds, losses = tried.setdefault(name, (settings, {}, {}))
+        seeds[point.args.seed] = None
+        losses.setdefault(lr, []).append(loss)
+    return [Choice(name, settings, list(seeds), losses) for name, (settings, seeds, losses) in tried.items()]
 
 
 def lines(chosen: Iterable[Choice]) -> Iterable[str]:
@@ -120,8 +125,7 @@ def tuned_file(chosen: Iterable[Choice], file: SweepFile, path: Path) -> str:
     shared = dict(chosen[0].settings)
     for choice in chosen:
         shared = {k: v for k, v in shared.items() if k in choice.settings and choice.settings[k] == v}
-    if "seed" in file.base:
-        shared["seed"] = file.base["seed"]
+    shared["seed"] = file.base.get("seed", sorted({seed for choice in tried for seed in choice.seeds}))
     parts = [f"# Written by python -m gossip tune {path}\n", toml.dumps(shared)]
     for choice in chosen:
         own = {key: value for key, value in choice.settings.items() if key not in shared}

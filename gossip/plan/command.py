@@ -53,13 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--compute", default="0s", metavar="TIME", help="forward, backward and optimizer, such as 200ms (0s)")
     add("--algorithm", nargs="+", metavar="SPEC", help="only these methods")
     add("--topology", nargs="+", metavar="SPEC", help="only these graphs")
-    add(
-        "--compressor",
-        nargs="+",
-        default=ranking.COMPRESSORS,
-        metavar="SPEC",
-        help="only these, where one is used",
-    )
+    add("--compressor", nargs="+", metavar="SPEC", help="only these, where one is used")
     add("--no-overlap", dest="overlap", action="store_false", help="exchange and compute in turn")
     add("--all", action="store_true", help=f"all combinations, not the best {SHOWN}")
     add("--json", action="store_true", help="as JSON: seconds and bytes")

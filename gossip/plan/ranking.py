@@ -148,16 +148,16 @@ def rank(
     compute: float = 0.0,
     algorithms: Sequence[str] = ALGORITHMS,
     topologies: Sequence[str] | None = None,
-    compressors: Sequence[str] = COMPRESSORS,
+    compressors: Sequence[str] | None = None,
     overlap: bool = True,
 ) -> list[Plan]:
     """Every combination that fits, by predicted time per step; those that theory warns about come last.
 
     Times are compared in steps of 2 %; where they are the same, the graph that mixes faster comes first.
 
-    A method that uses no graph is tried without one; gradient methods with their own codec. Without
-    `topologies`, those of TOPOLOGIES that exist on so many nodes are tried. A graph that does not fit a
-    method is left out.
+    A method that uses no graph is tried without one. Without `topologies`, those of TOPOLOGIES that exist on
+    so many nodes are tried; without `compressors`, COMPRESSORS, of gradient methods their own codec. A graph
+    that does not fit a method is left out.
 
     Raises:
         UsageError: no such method, graph or codec; one that cannot be planned; or nothing is left.
@@ -211,11 +211,12 @@ def timed(codec: Compressor, size: int) -> tuple[float, float]:
 
 
 def _combinations(
-    graphs: Sequence[Topology | Schedule], algorithms: Sequence[str], compressors: Sequence[str]
+    graphs: Sequence[Topology | Schedule], algorithms: Sequence[str], compressors: Sequence[str] | None
 ) -> Iterator[tuple[Algorithm, Topology | Schedule, Compressor]]:
     for method in map(make_algorithm, algorithms):
-        own_codec = not method.uses_compressor or method.kind == "gradient"
-        codecs = [make_codec(spec) for spec in ([method.default_compressor] if own_codec else compressors)]
+        usual = (method.default_compressor,) if method.kind == "gradient" else COMPRESSORS
+        specs = (compressors or usual) if method.uses_compressor else (method.default_compressor,)
+        codecs = [make_codec(spec) for spec in specs]
         fitting = [graph for graph in graphs if _fits(method, graph)] if method.uses_graph else graphs[:1]
         yield from itertools.product([method], fitting, codecs)
 

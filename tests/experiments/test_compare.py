@@ -15,7 +15,8 @@ import pytest
 
 from experiments import compare
 from experiments.curves import Spread, curve, group
-from experiments.runs import FOR_SPEED, find
+from experiments.runs import FOR_SPEED, WITH_A_CODEC_OF_THEIR_OWN, find
+from gossip.algorithms import ALGORITHMS
 from gossip.errors import UsageError
 from tests.experiments import fabricate
 
@@ -37,6 +38,13 @@ def test_mean_and_deviation(values: list[float]) -> None:
     spread = Spread.of(values)
     assert spread is not None and spread.mean == pytest.approx(np.mean(values))
     assert spread.sd is None if len(values) == 1 else spread.sd == pytest.approx(np.std(values, ddof=1))
+
+
+def test_a_value_that_is_not_finite_is_shown(tmp_path: Path) -> None:
+    for seed, distance in ((1, 0.5), (2, float("inf"))):
+        fabricate.run(tmp_path / str(seed), seed=seed, summary={"consensus_distance": distance})
+    (row,) = compare.table(group(find([tmp_path])))[1]
+    assert row[-1] == "inf ± nan"
 
 
 def test_the_deviation_of_a_difference_is_what_simulation_gives() -> None:
@@ -147,6 +155,25 @@ def test_the_page_links_runs_and_repeats_commands(tmp_path: Path) -> None:
     assert "--out" not in page and "--overwrite" not in page
     widths = {line.count("|") for line in page.splitlines() if line.startswith("|")}
     assert len(widths) == 1
+
+
+def test_the_command_is_of_a_run_that_has_ended_and_names_its_data(tmp_path: Path) -> None:
+    fabricate.run(tmp_path / "runs" / "a", finished=False, data_dir="/local/copy", checkpoint_every=2)
+    command = "mpirun -n 4 python -m experiments.train"
+    fabricate.run(tmp_path / "runs" / "b", seed=2, data_dir="/local/copy", summary={"command": command})
+    compare.run(Namespace(runs=[tmp_path / "runs"], out=tmp_path))
+    page = (tmp_path / "compare.md").read_text()
+    assert f"\n{command} --algorithm=dcd --nodes=4 --seed=2 --data-dir=/local/copy    #" in page
+
+
+def test_a_compressor_that_is_so_anyway_is_no_difference(tmp_path: Path) -> None:
+    fabricate.run(tmp_path / "a", algorithm="dpsgd")
+    fabricate.run(tmp_path / "b", algorithm="dpsgd", compressor="identity", seed=2)
+    fabricate.run(tmp_path / "c", algorithm="qsgd")
+    fabricate.run(tmp_path / "d", algorithm="qsgd", compressor="identity", seed=2)
+    assert [len(each.runs) for each in group(find([tmp_path]))] == [2, 1, 1]
+    own = {name for name, method in ALGORITHMS.items() if method.default_compressor != "identity"}
+    assert own == WITH_A_CODEC_OF_THEIR_OWN
 
 
 def test_the_command_of_a_resumed_run_starts_it(tmp_path: Path) -> None:

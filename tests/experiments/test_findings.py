@@ -328,6 +328,8 @@ def test_what_is_kept_can_be_compared_again(as_published: Findings, tmp_path: Pa
     assert [run.summary for run in again] == [run.summary for run in runs]
     assert [row["loss"] for row in again[0].rows] == [row["loss"] for row in runs[0].rows]
     assert "loss_min" not in again[0].rows[0]
+    for run in again:
+        keep(run, run.path)  # judged again in place
     assert (again[0].path / "env.json").exists()
 
 

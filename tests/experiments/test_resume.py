@@ -9,7 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from experiments import data
+import gossip
+from experiments import data, train
+from experiments.agree import Agreement
+from experiments.runfolder import RunFolder
+from experiments.runs import read_metrics
 from gossip.algorithms import ALGORITHMS
 from gossip.errors import CheckpointError, UsageError
 from tests.experiments.checkpoints import assert_equal, states
@@ -54,7 +58,65 @@ def test_a_finished_run_says_so(job: Any, capsys: Any) -> None:
     assert (
         again["code"] == 0 and again["metrics"] == first["metrics"] and again["summary"] == first["summary"]
     )
-    assert "is finished: 12 steps. Raise --epochs or --steps" in capsys.readouterr().out
+    assert "has made 12 steps. Raise --epochs or --steps" in capsys.readouterr().out
+
+
+def stop_after(monkeypatch: pytest.MonkeyPatch, last: int) -> None:
+    """As a signal would, but at a step that is known."""
+    monkeypatch.setattr(Agreement, "stops_after", lambda agreement, step: step == last)
+
+
+def test_a_run_may_end_where_it_was_stopped(job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = job("--nodes", "2", "--steps", "5", "--log-every", "3", out="whole")
+    with monkeypatch.context() as patch:
+        stop_after(patch, 5)
+        assert job("--nodes", "2", "--log-every", "3")["summary"] is None
+    ended = job("--resume", "--steps", "5")
+    assert [row["step"] for row in ended["metrics"]] == [3, 5] == [row["step"] for row in whole["metrics"]]
+    for name in ("steps", "train_loss", "test_accuracy", "consensus_distance", "bytes_sent_per_step"):
+        assert ended["summary"][name] == whole["summary"][name], name
+
+
+def test_a_run_is_not_ended_before_where_it_was_stopped(job: Any, monkeypatch: Any, capsys: Any) -> None:
+    with monkeypatch.context() as patch:
+        stop_after(patch, 5)
+        run = job("--nodes", "2")
+    config = (run["folder"] / "config.toml").read_text()
+    assert job("--resume", "--steps", "4")["summary"] is None
+    assert "has made 5 steps. Raise --epochs or --steps" in capsys.readouterr().out
+    assert (run["folder"] / "config.toml").read_text() == config
+
+
+def test_more_epochs_go_on_at_the_rate_of_the_longer_schedule(job: Any) -> None:
+    whole = job("--nodes", "3", "--epochs", "2", "--log-every", "1", out="whole")
+    job("--nodes", "3", "--epochs", "1", "--log-every", "1")
+    longer = job("--resume", "--epochs", "2")
+    assert [row["lr"] for row in longer["metrics"][EPOCH:]] == [row["lr"] for row in whole["metrics"][EPOCH:]]
+
+
+def test_hosts_without_a_shared_disk_resume_and_overwrite(
+    job: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Every node here is the first of its host, with a folder of its own."""
+
+    def own(out: str) -> RunFolder:
+        world = gossip.world()
+        world.local_rank = 0
+        return RunFolder(Path(out).with_name(f"host{world.rank}"))
+
+    monkeypatch.setattr(train, "RunFolder", own)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").touch()
+    job("--nodes", "2", "--steps", "4")
+    hosts = [tmp_path / f"host{rank}" for rank in range(2)]
+    config, other = [(host / "config.toml").read_text() for host in hosts]
+    assert config == other and not (hosts[1] / "metrics.jsonl").exists()
+    (tmp_path / "run" / "config.toml").write_text(config)
+    job("--resume", "--steps", "6")
+    assert [row["step"] for row in read_metrics(hosts[0])] == [4, 6]
+    old = set((hosts[1] / "checkpoint").iterdir())
+    job("--nodes", "2", "--steps", "2", "--overwrite")
+    assert old and not old & set((hosts[1] / "checkpoint").iterdir())
 
 
 def test_without_a_checkpoint_it_starts_from_the_beginning(job: Any) -> None:

@@ -192,7 +192,7 @@ class Poison(nn.Module):
         return y * math.nan if self.training and self.hit and self.steps >= 3 else y
 
 
-@pytest.mark.parametrize("algorithm", ["local", "dcd", "allreduce"])
+@pytest.mark.parametrize("algorithm", ["local", "dcd", "allreduce", "dpsgd:every=2"])
 @pytest.mark.parametrize("rank", [0, 2])
 def test_divergence_names_rank_and_step(
     job: Any, monkeypatch: Any, algorithm: str, rank: int, tmp_path: Path
@@ -205,6 +205,13 @@ def test_divergence_names_rank_and_step(
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary.keys() >= PROMISED
     assert (summary["diverged"], summary["diverged_rank"], summary["diverged_step"]) == (True, rank, 3)
+
+
+def test_parameters_that_diverge_within_a_round_are_told_by_step(job: Any, tmp_path: Path) -> None:
+    """The loss of step 1 is finite, and its update is not; rounds are of two steps."""
+    with pytest.raises(DivergedError):
+        job("--nodes", "2", "--algorithm", "dpsgd:every=2", "--lr", "1e38", "--lr-schedule", "constant")
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["diverged_step"] == 2
 
 
 def test_a_rank_that_raises_ends_the_run(job: Any, monkeypatch: Any) -> None:

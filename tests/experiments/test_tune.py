@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,13 @@ def test_the_lowest_training_loss_decides(tmp_path: Path) -> None:
     said = list(lines(chosen))
     assert "0.2: 1.5000, 0.4: 1 of 2 diverged" in said[0] and "edge of the grid" in said[1]
     assert "diverged at every lr" in said[2] and "0.1: diverged, 0.2: diverged" in said[2]
+
+
+def test_seeds_of_blocks_are_in_the_tuned_file(tmp_path: Path) -> None:
+    chosen, file = tuned(tmp_path)
+    path = tmp_path / "tuned.toml"
+    path.write_text(tuned_file(chosen, replace(file, base={"model": "mlp:hidden=8", "nodes": 2}), file.path))
+    assert {point.args.seed for point in SweepFile.read(path).points()} == {1, 2}
 
 
 def test_only_names_what_is_tuned(tmp_path: Path) -> None:

@@ -245,6 +245,16 @@ def test_every_plan_is_one_that_join_accepts() -> None:
         counted(plan.algorithm, plan.compressor or "identity", plan.topology or "ring", 4)
 
 
+def test_a_compressor_that_is_named_is_the_gradient_methods_too() -> None:
+    named = ranking.rank(model(), 4, LINKS[0], algorithms=["qsgd", "dpsgd"], compressors=["qsgd:bits=2"])
+    assert {(plan.algorithm, (plan.compressor or "")[:11]) for plan in named} == {
+        ("qsgd", "qsgd:bits=2"),
+        ("dpsgd", ""),
+    }
+    (usual,) = ranking.rank(model(), 4, LINKS[0], algorithms=["qsgd"])
+    assert (usual.compressor or "").startswith("qsgd:bits=8")
+
+
 @pytest.mark.parametrize("nodes", [7, 64])
 def test_graphs_that_do_not_exist_are_left_out(nodes: int) -> None:
     names = {plan.topology for plan in ranking.rank(model(), nodes, LINKS[0], algorithms=["dpsgd"])}
