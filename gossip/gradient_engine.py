@@ -155,6 +155,7 @@ class GradientEngine(Engine):
             self.catch_up()
         self._missing = {lane: set(lane.bucket.parameters) for lane in self.lanes}
 
+    @torch.no_grad()  # backward(create_graph=True) would have the exchange in the graph
     def _hand_over(self, lane: Lane) -> None:
         """Give a complete bucket to its generator."""
         if not lane.running:

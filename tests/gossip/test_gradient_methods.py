@@ -586,6 +586,26 @@ def test_what_dgc_has_accumulated_is_not_to_be_clipped() -> None:
     assert len([w for w in told if "dgc:clip=NORM" in str(w.message)]) == 1
 
 
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("overlap", [True, False])
+def test_backward_with_create_graph_is_exchanged_without_one(spec: str, overlap: bool) -> None:
+    def node(create_graph: bool) -> Tensor:
+        model = nn.Sequential(nn.Linear(6, 4), nn.Tanh())
+        optimizer = sgd(model)
+        gossip.join(model, optimizer, algorithm=spec, overlap=overlap)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(2, 6)).square().sum().backward(create_graph=create_graph)
+            assert not any(p.grad is None or p.grad.requires_grad for p in model.parameters())
+            optimizer.step()
+        return flat(model)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Using backward.. with create_graph=True")
+        graph, plain = (gossip.launch(node, 2, each) for each in (True, False))
+    assert equal(graph, plain)
+
+
 def test_dgc_does_without_a_grad_scaler() -> None:
     def node(scale: float) -> None:
         model = nn.Linear(6, 4)
