@@ -189,7 +189,7 @@ def relative_error(codec: Compressor, n: int = 65536, seed: int = 0) -> float:
 
     Real updates have heavier tails, for which quantizers do worse and sparsifiers better.
     """
-    v = torch.randn(n, generator=torch.Generator().manual_seed(seed))
+    v = torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
     codec = codec.for_segments((n,))
     error = v - codec.decode(codec.encode(v, seed), n)
     return float(error.double().norm() / v.double().norm())

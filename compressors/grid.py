@@ -81,7 +81,7 @@ class Grid(Compressor):
         return to_bytes(*parts)
 
     def decode(self, payload: Tensor, n: int) -> Tensor:
-        out = torch.empty(n, device=payload.device)
+        out = torch.empty(n, dtype=torch.float32, device=payload.device)
         self._decode_into(payload, out, 1.0, add=False)
         return out
 
@@ -107,7 +107,7 @@ class Grid(Compressor):
             return
         least = from_bytes(payload[: 4 * rows], torch.int32)
         data = payload[5 * rows :]
-        table = torch.empty(rows, columns, device=payload.device)
+        table = torch.empty(rows, columns, dtype=torch.float32, device=payload.device)
         for width, values in groups.items():
             chosen = widths == width
             part, data = data.split([size := packed_bytes(values, width), data.numel() - size])

@@ -52,6 +52,7 @@ class Job(ctypes.Structure):
     )
 
 
+_TYPES = (torch.float32, torch.uint8, torch.int32)  # a kernel is told where vectors are, not what they hold
 _off = False
 _told = False  # this process has warned, or need not
 
@@ -79,8 +80,8 @@ def built() -> bool:
 
 
 def usable(*tensors: Tensor) -> bool:
-    """Whether the kernels are there, and these tensors in this process's memory, contiguous."""
-    if _off or any(t.device.type != "cpu" or not t.is_contiguous() for t in tensors):
+    """Whether the kernels are there, and these tensors on the CPU, contiguous, of types they take."""
+    if _off or not all(t.device.type == "cpu" and t.is_contiguous() and t.dtype in _TYPES for t in tensors):
         return False
     library, why = _load()
     if library is None:

@@ -70,7 +70,8 @@ class RandK(Compressor):
 
     def decode(self, payload: Tensor, n: int) -> Tensor:
         index, values = self._pairs(payload, n)
-        return torch.full((n,), -0.0, device=payload.device).index_copy_(0, index, values)
+        unsent = torch.full((n,), -0.0, dtype=torch.float32, device=payload.device)
+        return unsent.index_copy_(0, index, values)
 
     def decode_add(self, payload: Tensor, out: Tensor, alpha: float = 1) -> None:
         index, values = self._pairs(payload, out.numel())

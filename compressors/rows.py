@@ -54,7 +54,7 @@ class RowCodec(Compressor):
 
     def decode(self, payload: Tensor, n: int) -> Tensor:
         check_length(payload, self.max_bytes(n), n, self)
-        out = torch.empty(n, device=payload.device)
+        out = torch.empty(n, dtype=torch.float32, device=payload.device)
         self._decode_into(payload, out, 1.0, add=False)
         return out
 

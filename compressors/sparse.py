@@ -57,7 +57,8 @@ class SparseCompressor(Compressor):
 
     def decode(self, payload: Tensor, n: int) -> Tensor:
         index, values = self.decode_pairs(payload, n)
-        return torch.full((n,), -0.0, device=payload.device).index_copy_(0, index, values)
+        unsent = torch.full((n,), -0.0, dtype=torch.float32, device=payload.device)
+        return unsent.index_copy_(0, index, values)
 
     def decode_add(self, payload: Tensor, out: Tensor, alpha: float = 1) -> None:
         index, values = self.decode_pairs(payload, out.numel())

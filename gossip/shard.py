@@ -103,6 +103,8 @@ class ShardSampler(Sampler[list[int]]):
     In every epoch the ranks' indices are disjoint and cover ``range(length)``; every rank gets the same
     number of batches. With `shuffle` all indices are dealt anew in each epoch, by (`seed`, epoch).
 
+    That holds as long as the ranks call ``iter()`` equally often (see `Shard`).
+
     Args:
         length: samples in the data set.
         rank, size: this rank and the number of ranks.
@@ -156,6 +158,11 @@ class Shard:
         dataset: a map-style torch data set (with ``len()``), the same on every rank.
         batch_size, rank, size, shuffle, seed: see `ShardSampler`.
         num_workers, loader_options: passed to `torch.utils.data.DataLoader`.
+
+    All ranks iterate alike. Every ``iter()`` begins an epoch, also one that is only peeked into, as by
+    ``next(iter(shard))``: on one rank alone it leaves that rank an epoch ahead of the others for good, and
+    what the ranks then see in one epoch overlaps and misses samples. Look at ``dataset[0]`` instead, or peek
+    on every rank.
 
     `state_dict` counts the batches that the loop has received, not those that workers have prefetched, so a
     run resumed inside an epoch goes on with the next batch.

@@ -153,6 +153,19 @@ def law_mean(transport: Transport) -> None:
         assert len(set(transport.allgather(mean.numpy().tobytes()))) == 1, shape
 
 
+def law_means_are_of_float32(transport: Transport) -> None:
+    """Others are refused before anything is sent."""
+    channel, before = transport.open_channels(1), transport.bytes_sent
+    for dtype in (torch.bfloat16, torch.float64, torch.int64):
+        try:
+            transport.start_mean(torch.zeros(3, dtype=dtype), channel)
+        except TypeError as error:
+            assert str(dtype) in str(error)
+            continue
+        raise AssertionError(dtype)
+    assert transport.bytes_sent == before
+
+
 def law_long_and_short_means_of_a_channel_do_not_mix(transport: Transport) -> None:
     """Six in flight, long ones between short ones, awaited from the last on."""
     channel, n = transport.open_channels(1), transport.size

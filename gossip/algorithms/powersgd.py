@@ -81,7 +81,7 @@ class PowerSGD(GradientMethod):
             _gaussian(m.columns * m.rank, message_key(node.seed, zlib.crc32(m.segment.name.encode())))
             for m in self.matrices(node.segments)
         ]
-        q = torch.cat([*start, torch.empty(0)]).to(x.device)
+        q = torch.cat([*start, torch.empty(0, dtype=torch.float32)]).to(x.device)
         return {"e": torch.zeros_like(x), "q": q, "start": q.clone()}
 
     def step(self, x: Tensor, state: State, node: Node) -> Steps:
@@ -94,7 +94,9 @@ class PowerSGD(GradientMethod):
         g = yield node.gradient()
         g += e
         q.copy_(torch.where(_alive(q, matrices, sizes), q, state["start"]))
-        P = [m.of(g) @ Q.view(m.columns, m.rank) for m, Q in zip(matrices, q.split(sizes), strict=True)]
+        P = [
+            product(m.of(g), Q.view(m.columns, m.rank)) for m, Q in zip(matrices, q.split(sizes), strict=True)
+        ]
         parts = [*(p.reshape(-1) for p in P), *(g[at] for at in dense)]
         message = torch.cat(parts)
         if not all_finite(message):
@@ -102,10 +104,10 @@ class PowerSGD(GradientMethod):
         means = (yield node.mean(message)).split([part.numel() for part in parts])
         P = [torch.linalg.qr(p.view(m.rows, m.rank)).Q for m, p in zip(matrices, means, strict=False)]
         if matrices:
-            Q = torch.cat([(m.of(g).mT @ p).reshape(-1) for m, p in zip(matrices, P, strict=True)])
+            Q = torch.cat([product(m.of(g).mT, p).reshape(-1) for m, p in zip(matrices, P, strict=True)])
             q.copy_((yield node.mean(Q)))
         for m, p, Q in zip(matrices, P, q.split(sizes), strict=True):
-            G = p @ Q.view(m.columns, m.rank).mT
+            G = product(p, Q.view(m.columns, m.rank).mT)
             m.of(e).copy_(m.of(g) - G)
             m.of(g).copy_(G)
         for at, mean in zip(dense, means[len(matrices) :], strict=True):
@@ -126,9 +128,15 @@ class PowerSGD(GradientMethod):
         return (first, sum(m.columns * m.rank for m in matrices)) if matrices else (first,)
 
 
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """a b in float32: a step may run inside of the user's autocast, which would take it in 16 bit."""
+    with torch.autocast(a.device.type, enabled=False):
+        return a @ b
+
+
 def _gaussian(n: int, key: int) -> Tensor:
     """float32 [n] on the CPU, N(0, 1), from the key alone."""
-    return torch.randn(n, generator=torch.Generator().manual_seed(key >> 1))
+    return torch.randn(n, generator=torch.Generator().manual_seed(key >> 1), dtype=torch.float32)
 
 
 def _alive(q: Tensor, matrices: Sequence[Matrix], sizes: Sequence[int]) -> Tensor:

@@ -193,6 +193,12 @@ class Transport(ABC):
         """End every rank of the job now, with exit code `code`."""
 
 
+def check_mean(x: Tensor) -> None:
+    """Raise TypeError unless `x` is a vector that means are taken of, float32."""
+    if x.dtype is not torch.float32:
+        raise TypeError(f"a mean is taken in float32, not {x.dtype}")
+
+
 def mean_bytes(values: int, n: int) -> int:
     """What one rank's part in a mean of `values` float32 over n ranks counts: int(2(n-1)/n * 4 values)."""
     return 2 * (n - 1) * 4 * values // n

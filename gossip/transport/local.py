@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gossip.errors import DeadlockError, GossipError, PeerLostError
-from gossip.transport.base import Transport, Wake, mean_bytes, mean_messages
+from gossip.transport.base import Transport, Wake, check_mean, mean_bytes, mean_messages
 
 Key = tuple[int, int, int]  # from, to, tag
 
@@ -167,6 +167,7 @@ class LocalTransport(Transport):
     def start_mean(
         self, x: Tensor, channel: int, wake: Wake | None = None, counted: bool = True
     ) -> _MeanResult:
+        check_mean(x)
         self.bytes_sent += mean_bytes(x.numel(), self.size) * counted
         self.messages_sent += mean_messages(self.size) * counted
         sequence = self._means[channel] = self._means[channel] + 1

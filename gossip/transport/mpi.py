@@ -57,6 +57,7 @@ from gossip.transport.base import (  # noqa: E402
     Transport,
     Wake,
     as_bytes,
+    check_mean,
     from_bytes,
     mean_bytes,
     mean_messages,
@@ -68,6 +69,8 @@ NOTE_BYTES = 1 << 20  # the longest note; a last word takes about 15 bytes per t
 SPINS = 20  # polls of `wait` before it sleeps; yields to other processes in between
 SLEEP_SHARE = 0.02  # a wait sleeps this share of the time since something came: it ends a little late, but
 SHORTEST_SLEEP, LONGEST_SLEEP = 50e-6, 1e-3  # takes the core rarely from the ranks that compute (seconds)
+LONGEST = (1 << 31) - 1 if MPI.Get_version() < (4, 0) else (1 << 63) - 1  # a count is an int before MPI 4
+PIECE_BYTES = 1 << 30  # of a broadcast, which may be of a whole model
 RING_TAGS = 1 << 15  # so many tags every MPI has; the means on a ring take one each, in turn
 LEFT = "finished"  # why a rank is in `departed`, and the value of its note
 CONTROL = -1  # the control plane, counted like a channel of means
@@ -213,6 +216,16 @@ class _MeanOfOne(_Operation):
         return self.x
 
 
+def _check_length(count: int, item_bytes: int = 1) -> None:
+    """Raise UsageError where MPI cannot count to `count`, the items of a message."""
+    if count > LONGEST:
+        raise UsageError(
+            f"a message of {count * item_bytes / 2**30:.2f} GiB: this MPI sends at most {LONGEST} items of "
+            f"{item_bytes} B at once. Cut the model into more pieces (a smaller --bucket-mb, bucket_mb= in "
+            "join; a tensor stays whole)."
+        )
+
+
 def _counts() -> defaultdict[int, defaultdict[int, int]]:
     """rank -> tag -> number of messages."""
     return defaultdict(lambda: defaultdict(int))
@@ -274,6 +287,7 @@ class MPITransport(Transport):
     ) -> Pending:
         if payload.dtype is not torch.uint8 or payload.dim() != 1:
             raise TypeError(f"a payload is uint8 [m], not {payload.dtype} {list(payload.shape)}")
+        _check_length(payload.numel())
         self._require_open()
         send = _Send(to_host(payload), to, tag)
         send.wake = wake
@@ -326,6 +340,7 @@ class MPITransport(Transport):
             self._start(part, send, mean.ring.outgoing(k), part.peer, mean.tag)
 
     def expect(self, frm: int, tag: int, max_bytes: int, wake: Wake | None = None) -> Receipt:
+        _check_length(max_bytes)
         self._require_open()
         receive = _Receive(frm, tag, max_bytes)
         receive.wake = wake
@@ -356,14 +371,14 @@ class MPITransport(Transport):
     def start_mean(
         self, x: Tensor, channel: int, wake: Wake | None = None, counted: bool = True
     ) -> MeanResult:
-        if x.dtype is not torch.float32:
-            raise TypeError(f"a mean is taken in float32, not {x.dtype}")
+        check_mean(x)
         if channel >= len(self._channel_comms):
             raise ValueError(f"channel {channel} is not open: every rank calls open_channels first")
         self._require_open()
         x = x.detach()
         if self.size == 1:
             return _MeanOfOne(x.clone())
+        _check_length(x.numel(), 4)
         with self._lock:
             self._started[channel] += 1
             own = self._free.pop(channel, None)
@@ -570,10 +585,14 @@ class MPITransport(Transport):
         own = self.rank == root
         length = x.numel() * x.element_size()
         data = as_bytes(x.detach().cpu()) if own else torch.empty(length, dtype=torch.uint8)
-        self._collect("broadcast", lambda comm: comm.Ibcast([data.numpy(), MPI.BYTE], root))
+        for piece in data.split(PIECE_BYTES):
+            self._broadcast_piece(piece.numpy(), root)
         if not own:
             with torch.no_grad():
                 x.copy_(from_bytes(data, x.dtype).reshape(x.shape))
+
+    def _broadcast_piece(self, data: np.ndarray, root: int) -> None:
+        self._collect("broadcast", lambda comm: comm.Ibcast([data, MPI.BYTE], root))
 
     def barrier(self) -> None:
         self._collect("barrier", lambda comm: comm.Ibarrier())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import pickle
 import random
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 
 import numpy as np
@@ -425,3 +426,35 @@ def test_nan_is_found_by_every_thread(codec: Compressor, monkeypatch: pytest.Mon
                 codec.encode(x, key=place)
     finally:
         torch.set_num_threads(before)
+
+
+def results(codec: Compressor, n: int) -> list[Tensor]:
+    """A message about n values, what it decodes to, and what adding it gives; as bytes."""
+    x = torch.randn(n, generator=torch.Generator().manual_seed(n), dtype=torch.float32)
+    payload, added, scaled = codec.encode(x, key=n), x.clone(), x.clone()
+    codec.decode_add(payload, added)
+    codec.decode_add(payload, scaled, alpha=0.3)
+    floats = [codec.decode(payload, n), added, scaled]
+    assert all(v.dtype is torch.float32 and v.shape == x.shape for v in floats)
+    return [payload, *map(bits, floats)]
+
+
+@pytest.fixture
+def default_dtype() -> Iterator[Callable[[torch.dtype], None]]:
+    """Sets torch's default dtype until the test ends."""
+    before = torch.get_default_dtype()
+    yield torch.set_default_dtype
+    torch.set_default_dtype(before)
+
+
+@every_codec
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_torchs_default_dtype_changes_nothing(
+    codec: Compressor, dtype: torch.dtype, default_dtype: Callable[[torch.dtype], None]
+) -> None:
+    lengths, alpha = (0, 1, 513, 3000), relative_error(codec)
+    expected = [results(codec, n) for n in lengths]
+    default_dtype(dtype)
+    for n, wanted in zip(lengths, expected, strict=True):
+        assert all(map(torch.equal, results(codec, n), wanted))
+    assert relative_error(codec) == alpha

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from compressors import QSGD, kernels
+from compressors import QSGD, Compressor, Grid, kernels
 
 ROOT = Path(__file__).parents[2]
 ENCODE = (
@@ -128,3 +128,15 @@ assert taken < payload.numel() + 4 * len(x) / 20, taken
 assert more < 4 * len(x) / 20, more
 """
     python(code, ROOT)
+
+
+@pytest.mark.parametrize("codec", [QSGD(), Grid()], ids=str)
+def test_vectors_of_another_type_are_left_to_torch(codec: Compressor) -> None:
+    """A kernel takes every vector for one of float32."""
+    payload = codec.encode(torch.linspace(-1, 1, 600, dtype=torch.float32), 3)
+    for dtype in (torch.float64, torch.bfloat16):
+        out = torch.ones(1200, dtype=dtype)[:600]
+        assert not kernels.usable(out)
+        codec.decode_add(payload, out)
+        expected = 1 + codec.decode(payload, 600).double()
+        torch.testing.assert_close(out.double(), expected, rtol=1e-2, atol=1e-2)

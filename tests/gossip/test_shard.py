@@ -142,6 +142,14 @@ def test_shard_resumes_after_the_batches_that_the_loop_received(workers: int) ->
     assert got + epoch_of(resumed) + epoch_of(resumed) == expected
 
 
+def test_ranks_that_begin_as_many_epochs_share_each_of_them() -> None:
+    """A look at the first batch begins an epoch: on all ranks alike, the next is whole again."""
+    shards = [Shard(DATA, 4, rank, 3) for rank in range(3)]
+    for shard in shards:
+        next(iter(shard))
+    assert flat([epoch_of(shard) for shard in shards]) == list(range(50))
+
+
 def test_state_saved_after_the_last_batch_does_not_repeat_the_epoch() -> None:
     shard = Shard(DATA, 4, 0, 2)
     for _ in shard:

@@ -14,11 +14,13 @@ import multiprocessing
 import threading
 import time
 from collections.abc import Callable
+from unittest.mock import patch
 
 import torch
 
 import gossip
-from gossip.errors import GossipError
+from gossip.errors import GossipError, UsageError
+from gossip.transport import mpi
 from gossip.transport.base import Transport
 from gossip.transport.environment import env_rank, env_size
 from tests.mpi.apart import apart
@@ -91,12 +93,45 @@ def what_is_copied_slowly_goes_out_whole_and_in_order(transport: Transport) -> N
         assert mean.value().tolist() == [2.0**i * (transport.size + 1) / 2] * lengths[i], i
 
 
+def a_long_tensor_is_broadcast_in_pieces(transport: Transport) -> None:
+    """MPI cannot count the bytes of a large model."""
+    starts: list[int] = []
+    started = mpi.MPITransport._collect
+
+    def collect(self: mpi.MPITransport, name: str, start: Callable[..., object]) -> None:
+        starts.append(1)
+        started(self, name, start)  # type: ignore[arg-type]
+
+    x = torch.arange(1000) * (1 + transport.rank)
+    with patch.object(mpi, "PIECE_BYTES", 3000), patch.object(mpi.MPITransport, "_collect", collect):
+        transport.broadcast(x, transport.size - 1)
+    assert len(starts) == 3 and torch.equal(x, torch.arange(1000) * transport.size)
+
+
+def what_mpi_cannot_count_is_refused(transport: Transport) -> None:
+    """The message tells how to cut the model; nothing is sent, and nobody is taken for lost."""
+    channel, before = transport.open_channels(1), transport.messages_sent
+    mean_of_many = [lambda: transport.start_mean(torch.zeros(11), channel)] if transport.size > 1 else []
+    with patch.object(mpi, "LONGEST", 10):
+        for call in (
+            lambda: transport.post(message(11, 0), 0, 0),
+            lambda: transport.expect(0, 0, 11),
+            *mean_of_many,
+        ):
+            try:
+                call()
+            except UsageError as error:
+                assert "--bucket-mb" in str(error)
+                continue
+            raise AssertionError("no error")
+    assert transport.messages_sent == before and not transport.departed
+
+
 def bad_calls_are_refused(transport: Transport) -> None:
     """Before anything is sent."""
     for call, kind in (
         (lambda: transport.post(torch.zeros(3), 0, 0), TypeError),
         (lambda: transport.post(torch.zeros(3, 3, dtype=torch.uint8), 0, 0), TypeError),
-        (lambda: transport.start_mean(torch.zeros(3, dtype=torch.bfloat16), 0), TypeError),
         (lambda: transport.start_mean(torch.zeros(3), 1_000_000), ValueError),
     ):
         try:
@@ -135,6 +170,8 @@ ONLY_MPI: dict[str, Callable[[Transport], None]] = {
         too_long_a_message_is_an_error,
         the_link_is_at_least_as_fast_as_what_it_carried,
         what_is_copied_slowly_goes_out_whole_and_in_order,
+        a_long_tensor_is_broadcast_in_pieces,
+        what_mpi_cannot_count_is_refused,
         bad_calls_are_refused,
         a_child_process_is_no_rank,
     )
