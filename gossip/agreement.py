@@ -7,8 +7,10 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
+
 from gossip.errors import UsageError
-from gossip.transport.base import Transport
+from gossip.transport.base import Transport, as_bytes
 
 SHOWN, BEFORE = 60, 20
 """Characters of a value that an error shows, and how many of them may lie before the first difference."""
@@ -32,6 +34,11 @@ def agree(transport: Transport, fields: Mapping[str, Any]) -> None:
             raise UsageError(
                 f"the ranks disagree on {name} ({groups}). Start all of them with the same options."
             )
+
+
+def digest(x: Tensor) -> str:
+    """Of the values of `x`: the same on two ranks where they are bitwise the same."""
+    return hashlib.sha256(as_bytes(x.detach().cpu()).numpy().data).hexdigest()
 
 
 def _groups(values: Sequence[Any]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import nn
@@ -116,6 +116,22 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         raise UsageError(
             "the optimizer holds none of the model's parameters. Make it from this model's parameters(): "
             "torch.optim.SGD(model.parameters(), lr=0.1)."
+        )
+
+
+def misfits(optimizer: torch.optim.Optimizer, trained: Mapping[nn.Parameter, str]) -> Iterator[str]:
+    """Warnings about parameters that only one of optimizer and model has; `trained`: the model's, named."""
+    optimized = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+    if left := [name for p, name in trained.items() if p not in optimized]:
+        yield (
+            f"{len(left)} trainable parameters ({left[0]}, …) are not in the optimizer given to join, and "
+            "travel all the same. Unless another optimizer trains them, freeze them before join: "
+            "requires_grad_(False)."
+        )
+    if alone := len(optimized - trained.keys()):
+        yield (
+            f"{alone} parameters in the optimizer are not in the model given to join: each rank trains them "
+            "alone, unless their model joins too. Join a module that holds them all."
         )
 
 

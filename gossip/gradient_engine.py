@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar, cast
@@ -34,12 +34,14 @@ class GradientEngine(Engine):
 
     Args:
         lazy: applies what arrives after `step()`. Without it every gradient is final when backward returns.
+        held: the parameters of the optimizer that was given to `join`.
             The others are those of `Engine`.
     """
 
     averages_gradients: ClassVar[bool] = True
 
     lazy: LazyOptimizer | None
+    held: Collection[nn.Parameter]
 
     def __post_init__(self, nodes: Iterable[Node]) -> None:
         super().__post_init__(nodes)
@@ -210,7 +212,7 @@ class GradientEngine(Engine):
         if self.lazy is not None:
             self.lazy.check()
         if not self.outbox.posting.plain:  # as those will be that come later: see LazyOptimizer
-            for p in self.flat.names:
+            for p in self.held:
                 p.grad = None
         self._end_step()
 
@@ -267,8 +269,8 @@ class GradientEngine(Engine):
     # -- what comes after step() -------------------------------------------------------------------
 
     def _park(self, lazy: LazyOptimizer) -> None:
-        """Leave to later what has not come, except where no module is known that needs it."""
-        homeless = (p for p in self._lanes_of if not lazy.order.is_placed(p))
+        """Leave to later what has not come, except what no module is known to need, or another optimizer."""
+        homeless = (p for p in self._lanes_of if p not in self.held or not lazy.order.is_placed(p))
         self._wait(self._lanes(homeless), is_done)
         lazy.park(lambda p: any(lane.owed for lane in self._lanes_of[p]))
         if lazy.order.has_news:

@@ -53,35 +53,55 @@ def optimized(optimizer: torch.optim.Optimizer) -> set[int]:
 
 
 class Stepping:
-    """Warns (on rank 0) when the model learns, but not by the optimizer that was given to `join`."""
+    """Warns (on rank 0) when the model changes, but not by the optimizer that was given to `join`."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._backwards: int | None = 0  # None: the optimizer has made a step, or been skipped
+        self._backwards = 0  # since the optimizer has made a step, or been skipped
+        self._stepped = self._told = self._loaded = False
 
     def stepped(self) -> None:
         """The optimizer makes a step, or the user says why it does not."""
-        self._backwards = None
+        self._backwards, self._stepped = 0, True
+        if self._loaded:
+            self._loaded = False
+            self._warn(
+                "the model's state was loaded after join: the method takes what has changed for a part of "
+                "the local step, and its messages may lose some. Load it before join, or this session's "
+                "state after it (node.load_state_dict)."
+            )
+
+    def on_load(self) -> None:
+        """The model's state has been loaded."""
+        self._loaded = True
+
+    def on_restore(self) -> None:
+        """The session's state has been loaded, which holds the parameters."""
+        self._loaded = False
 
     def on_backward(self) -> None:
         """A backward pass."""
-        if self._backwards is not None:
-            self._backwards += 1
-            if self._backwards == UNSTEPPED:
-                self._warn()
+        self._backwards += 1
+        if self._backwards == UNSTEPPED:
+            self._warn_of_backwards()
 
     def finish(self) -> None:
         """The session ends: a loop too short for the warning above gets it now."""
-        if self._backwards is not None and 1 < self._backwards < UNSTEPPED:
-            self._warn()
+        if not self._stepped and 1 < self._backwards < UNSTEPPED:
+            self._warn_of_backwards()
 
-    def _warn(self) -> None:
-        if self._rank == 0:
-            warnings.warn(
+    def _warn_of_backwards(self) -> None:
+        if not self._told:
+            self._told = True
+            self._warn(
                 f"{self._backwards} backward passes, and the optimizer given to join has not made a step "
-                "yet: nothing has been exchanged. Is it the one whose step() your loop calls?",
-                stacklevel=2,
+                f"{'since' if self._stepped else 'yet'}: nothing has been exchanged. Is it the one whose "
+                "step() your loop calls?"
             )
+
+    def _warn(self, text: str) -> None:
+        if self._rank == 0:
+            warnings.warn(text, stacklevel=2)
 
 
 class LoopHooks:
@@ -114,6 +134,8 @@ class LoopHooks:
         else:
             on_forward, on_module = ForwardHook(self._on_forward), ForwardHook(self._on_module)
         yield model.register_forward_pre_hook(on_forward, prepend=True)
+        if not self._engine.averages_gradients:
+            yield model.register_load_state_dict_post_hook(Hook(lambda *_: self._stepping.on_load()))
         yield self._optimizer.register_step_pre_hook(_untraced(self._on_step_begin))
         yield self._optimizer.register_step_post_hook(_untraced(self._on_step_end))
         yield next(iter(self._flat.names)).register_post_accumulate_grad_hook(Hook(self._on_backward))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+import sys
 import threading
 import warnings
 import weakref
@@ -20,7 +21,7 @@ from torch.utils.data import Dataset
 
 from compressors import Compressor, kernels
 from gossip import fit, spec
-from gossip.agreement import agree
+from gossip.agreement import agree, digest
 from gossip.algorithms import Adoption, Algorithm
 from gossip.effects import Node
 from gossip.engine import Engine
@@ -133,6 +134,9 @@ def join(
     pieces, bucket = method.pieces(transport.size), fit.bucket_bytes(method, bucket_mb)
     model.to(fit.device_of(model, transport, device))
     flat = FlatModel(model, bucket, pieces)
+    for text in fit.misfits(optimizer, flat.names):
+        if transport.rank == 0:
+            warnings.warn(text, stacklevel=2)
     adoption = method.adopt(optimizer, flat.names)
     try:
         agree(
@@ -243,7 +247,8 @@ class Session:
         parts = (flat, algorithm, nodes, outbox, transport, self.stats, settings.overlap, settings.timeout)
         self._engine: Engine
         if algorithm.kind == "gradient":
-            self._engine = GradientEngine(*parts, lazy)
+            held = {p for group in optimizer.param_groups for p in group["params"]}
+            self._engine = GradientEngine(*parts, lazy, held)
         else:
             self._engine = ParameterEngine(*parts)
         self._average_channel = transport.open_channels(1)
@@ -272,7 +277,7 @@ class Session:
         return self._engine.round
 
     def shard(self, dataset: Dataset[Any], batch_size: int, shuffle: bool = True, **loader: Any) -> Shard:
-        """This rank's part of a map-style dataset, as a loader: one epoch per iteration.
+        """This rank's part of a map-style dataset, as a loader: one epoch per iteration, on all ranks alike.
 
         The parts are disjoint and cover the dataset; every rank gets the same number of batches. `loader`
         goes to torch's DataLoader (``num_workers=2`` and so on).
@@ -295,14 +300,19 @@ class Session:
         self._engine.drain()
 
     def finish(self) -> None:
-        """End this node's part: apply what is in flight, let go of the model, wait for the others."""
+        """End this node's part: apply what is in flight, let go of the model, wait for the others.
+
+        While an exception is being handled (``finally: node.finish()``) it does not wait for the others, nor
+        tell them that all is well: they are to learn of the exception.
+        """
         if self._finished:
             return
-        self._finished = True
+        self._finished, failing = True, sys.exc_info()[1] is not None
         _joined.discard(self._model)
         self.wait()
-        self._engine.say_finished()
-        self._stepping.finish()
+        if not failing:
+            self._engine.say_finished()
+            self._stepping.finish()
         on_a_network = self.world.local_size < self.size  # inside one host bytes cost next to nothing
         if self.rank == 0 and on_a_network and (text := self._compression_loss()):
             warnings.warn(text, stacklevel=2)
@@ -312,7 +322,8 @@ class Session:
         self._stop_progress()
         if self.stats.trace is not None:
             self.stats.trace.write()
-        self.world.barrier()
+        if not failing:
+            self.world.barrier()
 
     def _compression_loss(self) -> str | None:
         """A warning if compression did not pay; a gradient method's alternative is an all-reduce."""
@@ -352,11 +363,25 @@ class Session:
         for name, value in self._model.state_dict().items():
             if (p := by_pointer.get(value.data_ptr())) is not None and value.numel():
                 state[name].copy_(self._flat.view(mean, p))
-        if buffers == "average":
-            for name, value in self._model.named_buffers():
-                if name in state and value.is_floating_point() and value.numel():
-                    state[name].copy_(self._mean(value.float()))
+        others = dict(self._model.named_buffers(remove_duplicate=False)) if buffers == "average" else {}
+        means: dict[Tensor, Tensor] = {}  # a module that is used twice has its buffers under two names
+        for name, value in {**others, **self._moving()}.items():
+            if name in state and value.is_floating_point() and value.numel():
+                if value not in means:
+                    means[value] = self._mean(value.detach().float())
+                state[name].copy_(means[value])
         return state
+
+    def _moving(self) -> dict[str, Tensor]:
+        """Frozen parameters that differ between ranks, such as a moving average of others. Collective."""
+        frozen = {
+            name: p for name, p in self._model.named_parameters(remove_duplicate=False) if not p.requires_grad
+        }
+        digests = {name: digest(p) for name, p in frozen.items()}
+        everyone = self.world.allgather(digests)
+        return {
+            name: p for name, p in frozen.items() if any(each[name] != digests[name] for each in everyone)
+        }
 
     def consensus_distance(self) -> float:
         """sqrt(1/n Σ_i ‖x_i − x̄‖²): how far the nodes' models are from their mean. Collective."""
@@ -438,6 +463,7 @@ class Session:
                 "the newest step for which every rank has one."
             )
         self._engine.load_state_dict(state)
+        self._stepping.on_restore()
         self._rounds_before = self.round
 
 

@@ -62,7 +62,8 @@ class MomentumAdoption(Adoption):
                     "of another model. Give those an optimizer, or a group, of their own."
                 )
             self._of.update(dict.fromkeys(own, taken))
-        self._set([Momentum()] * len(self._groups))
+        for group in optimizer.param_groups:
+            group.update(vars(Momentum()))
         every = "; ".join(dict.fromkeys(map(str, self._groups)))
         self.note = f"{method}: {every} taken over from SGD, which is left with the learning rate alone"
         if any(
@@ -92,10 +93,7 @@ class MomentumAdoption(Adoption):
                     )
 
     def release(self) -> None:
-        self._set(self._groups)
-
-    def _set(self, groups: Sequence[Momentum]) -> None:
-        for group, values in zip(self._optimizer.param_groups, groups, strict=True):
+        for group, values in zip(self._optimizer.param_groups, self._groups, strict=False):  # some may be new
             group.update(vars(values))
 
 
