@@ -83,12 +83,20 @@ def _losses(findings: Findings, nodes: Sequence[int], methods: Sequence[tuple[st
 
 
 def _visible(line: Curve) -> Curve:
-    """`line` up to where it leaves the picture, if it diverged: its × has to be seen."""
+    """`line` up to where it leaves the picture, if it diverged: its × has to be seen.
+
+    What lies above the picture has no band: it would be a stripe from there down through the others.
+    """
     if not line.diverged_at:
-        return line
+        return replace(line, points=tuple(map(_without_stripe, line.points)))
     inside = tuple(takewhile(lambda point: point.spread.mean <= START, line.points))
     edge = Point(min(line.diverged_at), 0.0, 0.0, Spread(EDGE, None, 1))
     return replace(line, points=inside or (edge,))
+
+
+def _without_stripe(point: Point) -> Point:
+    above = point.spread.mean > START
+    return replace(point, spread=replace(point.spread, sd=None)) if above else point
 
 
 def _errors(findings: Findings, path: Path) -> None:
