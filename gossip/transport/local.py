@@ -309,18 +309,25 @@ def launch(fn: Callable[..., Any], nodes: int, *args: Any) -> list[Any]:
     pool = [
         threading.Thread(target=run, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(nodes)
     ]
-    for thread in pool:
-        thread.start()
-    world.batons[0].release()
+    begun = False
     try:
+        for thread in pool:
+            thread.start()
+        world.batons[0].release()
+        begun = True
         for thread in pool:
             while thread.is_alive():
                 thread.join(0.2)  # returns now and then, so that signals are handled
-    except BaseException as interrupt:  # Ctrl-C: every node ends at its next wait
+    except BaseException as interrupt:  # Ctrl-C, at any time: every node ends at its next wait
         world.failure = world.failure or interrupt
+        started = {rank for rank, thread in enumerate(pool) if thread.ident is not None}
+        world.alive &= started
+        if not begun:
+            for rank in started:  # wherever the baton would have come from
+                world.batons[rank].release()
         deadline = time.monotonic() + INTERRUPT_SECONDS
-        for thread in pool:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        for rank in started:
+            pool[rank].join(max(0.0, deadline - time.monotonic()))
         raise
     finally:
         _set_rng_state(start)
