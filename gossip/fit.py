@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 
 import torch
 from torch import nn
@@ -119,8 +119,15 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         )
 
 
-def misfits(optimizer: torch.optim.Optimizer, trained: Mapping[nn.Parameter, str]) -> Iterator[str]:
-    """Warnings about parameters that only one of optimizer and model has; `trained`: the model's, named."""
+def misfits(
+    optimizer: torch.optim.Optimizer, trained: Mapping[nn.Parameter, str], elsewhere: Set[nn.Parameter]
+) -> Iterator[str]:
+    """Warnings about parameters that only one of optimizer and model has.
+
+    Args:
+        trained: the model's, named.
+        elsewhere: those of other models that have joined.
+    """
     optimized = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     if left := [name for p, name in trained.items() if p not in optimized]:
         yield (
@@ -128,7 +135,7 @@ def misfits(optimizer: torch.optim.Optimizer, trained: Mapping[nn.Parameter, str
             "travel all the same. Unless another optimizer trains them, freeze them before join: "
             "requires_grad_(False)."
         )
-    if alone := len(optimized - trained.keys()):
+    if alone := len(optimized - trained.keys() - elsewhere):
         yield (
             f"{alone} parameters in the optimizer are not in the model given to join: each rank trains them "
             "alone, unless their model joins too. Join a module that holds them all."

@@ -108,8 +108,8 @@ class LoopHooks:
     """Tells the engine where the user's loop is: in a forward, a backward, or a step of the optimizer.
 
     A step may call that of its base class, which has the same hooks: they count how deep it is. A step that
-    fails has no last hook, so whatever cannot happen inside a step begins the count anew; a forward or
-    backward can, in a closure.
+    fails has no last hook, so whatever cannot happen inside a step begins the count anew: more steps than
+    classes that have one, or a forward or backward that is not in a closure.
     """
 
     def __init__(
@@ -167,9 +167,15 @@ class LoopHooks:
         self._stepping.on_backward()
 
     def _on_step_begin(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], options: Any) -> Any:
-        self._depth += 1
-        if self._depth > 1 or self._engine.applying:
+        if 0 < self._depth < _steps_of(optimizer) or self._engine.applying:
+            self._depth += 1
             return None
+        self._depth = 0
+        changed = self._begin_step(optimizer, args, options)
+        self._depth = 1  # and not before: what has been refused is no step
+        return changed
+
+    def _begin_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], options: Any) -> Any:
         self._check_parameters()
         self._adoption.check()
         self._stepping.stepped()
@@ -286,6 +292,11 @@ class TraceHooks:
             if module is self._model or is_leaf:
                 yield module.register_forward_pre_hook(Hook(begin))
                 yield module.register_forward_hook(Hook(end))
+
+
+def _steps_of(optimizer: torch.optim.Optimizer) -> int:
+    """How many steps with hooks can be inside one another now: its class's, its base class's, and so on."""
+    return sum(hasattr(vars(kind).get("step"), "hooked") for kind in type(optimizer).__mro__)
 
 
 def _untraced(call: Callable[..., Any]) -> Hook:

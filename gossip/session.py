@@ -134,7 +134,8 @@ def join(
     pieces, bucket = method.pieces(transport.size), fit.bucket_bytes(method, bucket_mb)
     model.to(fit.device_of(model, transport, device))
     flat = FlatModel(model, bucket, pieces)
-    for text in fit.misfits(optimizer, flat.names):
+    elsewhere = {p for other in _joined for p in other.parameters()}
+    for text in fit.misfits(optimizer, flat.names, elsewhere):
         if transport.rank == 0:
             warnings.warn(text, stacklevel=2)
     adoption = method.adopt(optimizer, flat.names)
@@ -302,28 +303,34 @@ class Session:
     def finish(self) -> None:
         """End this node's part: apply what is in flight, let go of the model, wait for the others.
 
-        While an exception is being handled (``finally: node.finish()``) it does not wait for the others, nor
-        tell them that all is well: they are to learn of the exception.
+        Beside an exception (``finally: node.finish()``) it only lets go of the model, so that this rank and
+        the others learn of the exception. An ``except`` block counts, too: after an error that has been dealt
+        with, call it behind the block.
         """
         if self._finished:
             return
-        self._finished, failing = True, sys.exc_info()[1] is not None
+        self._finished = True
         _joined.discard(self._model)
+        if sys.exc_info()[1] is not None:
+            self._detach()
+            return
         self.wait()
-        if not failing:
-            self._engine.say_finished()
-            self._stepping.finish()
+        self._engine.say_finished()
+        self._stepping.finish()
         on_a_network = self.world.local_size < self.size  # inside one host bytes cost next to nothing
         if self.rank == 0 and on_a_network and (text := self._compression_loss()):
             warnings.warn(text, stacklevel=2)
+        self._detach()
+        if self.stats.trace is not None:
+            self.stats.trace.write()
+        self.world.barrier()
+
+    def _detach(self) -> None:
+        """Let go of the model and the optimizer."""
         for handle in self._handles:
             handle.remove()
         self._adoption.release()
         self._stop_progress()
-        if self.stats.trace is not None:
-            self.stats.trace.write()
-        if not failing:
-            self.world.barrier()
 
     def _compression_loss(self) -> str | None:
         """A warning if compression did not pay; a gradient method's alternative is an all-reduce."""
@@ -374,9 +381,8 @@ class Session:
 
     def _moving(self) -> dict[str, Tensor]:
         """Frozen parameters that differ between ranks, such as a moving average of others. Collective."""
-        frozen = {
-            name: p for name, p in self._model.named_parameters(remove_duplicate=False) if not p.requires_grad
-        }
+        everything = self._model.named_parameters(remove_duplicate=False)
+        frozen = {name: p for name, p in everything if p not in self._flat.names}  # whatever it is by now
         digests = {name: digest(p) for name, p in frozen.items()}
         everyone = self.world.allgather(digests)
         return {
