@@ -128,8 +128,8 @@ def _command(each: Group) -> str:
     """
     run = next((run for run in each.runs if run.summary is not None), each.runs[0])
     launcher, *_ = str((run.summary or {}).get("command") or "").partition("python -m")
-    kept = IMMATERIAL - {"data-dir"}
-    flags = (flag(key, value) for key, value in run.config.items() if key not in kept)
+    left_out = IMMATERIAL - {"data-dir"}
+    flags = (flag(key, value) for key, value in run.config.items() if key not in left_out)
     return f"{launcher}python -m experiments.train {shlex.join(flags)}"
 
 

@@ -70,7 +70,7 @@ class Report:
         settings, first_of_host = f"# {command()}\n{config.to_toml(args)}", node.world.local_rank == 0
         if first_of_host and not args.resume:
             self._folder.create()
-        node.world.barrier()  # from here on nothing is deleted
+        node.world.barrier()  # from here on no folder is emptied
         if first_of_host:
             self._folder.write_text("config.toml", settings)
         if not self._writes:

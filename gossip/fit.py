@@ -108,11 +108,15 @@ def check_not_compiled(model: nn.Module) -> None:
         )
 
 
+def optimized(optimizer: torch.optim.Optimizer) -> set[nn.Parameter]:
+    """Every parameter that the optimizer holds."""
+    return {p for group in optimizer.param_groups for p in group["params"]}
+
+
 def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Raise UsageError for an optimizer of another model."""
     trainable = {p for p in model.parameters() if p.requires_grad}
-    optimized = {p for group in optimizer.param_groups for p in group["params"]}
-    if not trainable & optimized:
+    if not trainable & optimized(optimizer):
         raise UsageError(
             "the optimizer holds none of the model's parameters. Make it from this model's parameters(): "
             "torch.optim.SGD(model.parameters(), lr=0.1)."
@@ -128,14 +132,14 @@ def misfits(
         trained: the model's, named.
         elsewhere: those of other models that have joined.
     """
-    optimized = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
-    if left := [name for p, name in trained.items() if p not in optimized]:
+    held = {p for p in optimized(optimizer) if p.requires_grad}
+    if left := [name for p, name in trained.items() if p not in held]:
         yield (
             f"{len(left)} trainable parameters ({left[0]}, …) are not in the optimizer given to join, and "
             "travel all the same. Unless another optimizer trains them, freeze them before join: "
             "requires_grad_(False)."
         )
-    if alone := len(optimized - trained.keys() - elsewhere):
+    if alone := len(held - trained.keys() - elsewhere):
         yield (
             f"{alone} parameters in the optimizer are not in the model given to join: each rank trains them "
             "alone, unless their model joins too. Join a module that holds them all."

@@ -14,6 +14,7 @@ from torch import nn
 from gossip.algorithms import Adoption
 from gossip.engine import Engine
 from gossip.errors import UsageError
+from gossip.fit import optimized
 from gossip.flat import FlatModel
 from gossip.trace import Trace
 
@@ -45,11 +46,6 @@ class ForwardHook(Hook):
 
     def __call__(self, *args: Any) -> Any:
         return None if torch.compiler.is_dynamo_compiling() else super().__call__(*args)
-
-
-def optimized(optimizer: torch.optim.Optimizer) -> set[int]:
-    """The id of every parameter that the optimizer holds."""
-    return {id(p) for group in optimizer.param_groups for p in group["params"]}
 
 
 class Stepping:
@@ -223,7 +219,7 @@ class LoopHooks:
                 "the optimizer's parameters changed after join (add_param_group?). Add them before join."
             )
         for name, p in self._flat.frozen.items():
-            if p.requires_grad and id(p) in self._optimized:
+            if p.requires_grad and p in self._optimized:
                 raise UsageError(
                     f"parameter {name!r} was frozen when join was called, and is not any more: each "
                     "rank would train it alone. Unfreeze it before join, or finish() and join anew."

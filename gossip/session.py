@@ -248,8 +248,7 @@ class Session:
         parts = (flat, algorithm, nodes, outbox, transport, self.stats, settings.overlap, settings.timeout)
         self._engine: Engine
         if algorithm.kind == "gradient":
-            held = {p for group in optimizer.param_groups for p in group["params"]}
-            self._engine = GradientEngine(*parts, lazy, held)
+            self._engine = GradientEngine(*parts, lazy, fit.optimized(optimizer))
         else:
             self._engine = ParameterEngine(*parts)
         self._average_channel = transport.open_channels(1)
@@ -357,6 +356,8 @@ class Session:
     def averaged_state_dict(self, buffers: str = "average") -> dict[str, Tensor]:
         """The model whose parameters are the mean over all nodes, as a plain state_dict. Collective.
 
+        Frozen parameters that differ between the nodes are averaged, too; constants keep their bits.
+
         Args:
             buffers: ``"average"`` averages floating-point buffers (BN statistics) too; ``"local"`` keeps this
                 rank's.
@@ -383,6 +384,8 @@ class Session:
         """Frozen parameters that differ between ranks, such as a moving average of others. Collective."""
         everything = self._model.named_parameters(remove_duplicate=False)
         frozen = {name: p for name, p in everything if p not in self._flat.names}  # whatever it is by now
+        if not frozen:  # on no rank: join has compared their names
+            return {}
         digests = {name: digest(p) for name, p in frozen.items()}
         everyone = self.world.allgather(digests)
         return {
