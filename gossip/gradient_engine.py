@@ -15,17 +15,15 @@ from dataclasses import dataclass
 from typing import ClassVar, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.autograd import Variable
 
+from gossip.edits import Edits
 from gossip.effects import Gradient, Node
 from gossip.engine import Engine, is_done, locked
 from gossip.errors import UsageError
 from gossip.lane import Lane
 from gossip.lazy import LazyOptimizer
-
-SAMPLED = 64
-"""Values of the first gradient, about, that are looked at for changes."""
 
 
 @dataclass(eq=False, repr=False)
@@ -49,10 +47,7 @@ class GradientEngine(Engine):
         self._in_forward = False  # lanes may enter the next round
         self._in_backward = False
         self._reduced = False  # this step's gradients have been handed over
-        self._version = 0  # of the gradient's memory, when it was final
-        self._told = False  # that the gradient should not be changed
-        self._first: Tensor | None = None  # some of the first final gradient, until its step
-        self._looked = False  # it has been taken
+        self._edits = Edits(self.flat.gradient) if self.algorithm.refuses_edits else None
         self._skipped = set[int]()  # steps that this rank has left out
         self._missing: dict[Lane, set[nn.Parameter]] = {}
         self._stale: set[nn.Parameter] = set()  # had their last update only after this step's forward
@@ -179,9 +174,8 @@ class GradientEngine(Engine):
         else:
             self.lazy.hide()
         self._in_backward, self._reduced = False, True
-        self._version = self.flat.gradient._version
-        if self.algorithm.refuses_edits and not self._looked:
-            self._first, self._looked = self._sample().clone(), True
+        if self._edits is not None:
+            self._edits.final()
 
     # -- the optimizer's step ----------------------------------------------------------------------
 
@@ -229,27 +223,12 @@ class GradientEngine(Engine):
         self.on_step_end()
 
     def _check_edits(self) -> None:
-        """Some methods have already used up what the user changes here; told once.
-
-        What a GradScaler writes leaves no trace in the version, so the values themselves are looked at, too,
-        but in one step only: on a GPU that waits for the device.
-        """
-        why, edited = self.algorithm.refuses_edits, self.flat.gradient._version != self._version
-        if not why or not self._reduced or self._told:
+        """Some methods have already used up what the user changes here; told once."""
+        if self._edits is None or not self._reduced or not self._edits.found():
             return
-        if self._first is not None:
-            edited = edited or not torch.equal(self._first, self._sample())
-            self._first = None
-        if edited:
-            self._told = True
-            if self.transport.rank == 0:
-                warnings.warn(
-                    f"the gradient was written to between backward() and step(): {why}.", stacklevel=2
-                )
-
-    def _sample(self) -> Tensor:
-        g = self.flat.gradient
-        return g[:: max(1, g.numel() // SAMPLED)]
+        if self.transport.rank == 0:
+            why = self.algorithm.refuses_edits
+            warnings.warn(f"the gradient was written to between backward() and step(): {why}.", stacklevel=2)
 
     @property
     def _step(self) -> int:

@@ -31,20 +31,19 @@ class Choice:
     Attributes:
         name: the method, as in run names, without learning rate and seed.
         settings: of its runs, without learning rate and seed.
-        seeds: that were tried at each rate.
-        losses: their final training losses by learning rate; inf where one diverged.
+        losses: final training losses by learning rate and seed; inf where a run diverged.
     """
 
     name: str
     settings: Mapping[str, Any]
-    seeds: Sequence[int]
-    losses: Mapping[float, Sequence[float]]
+    losses: dict[float, dict[int, float]]
 
     @property
     def best(self) -> float | None:
         """The learning rate of the lowest mean loss; None if none is without a seed that diverged."""
-        lr = min(self.losses, key=lambda lr: statistics.fmean(self.losses[lr]))
-        return lr if statistics.fmean(self.losses[lr]) < math.inf else None
+        means = {lr: statistics.fmean(losses.values()) for lr, losses in self.losses.items()}
+        lr = min(means, key=means.__getitem__)
+        return lr if means[lr] < math.inf else None
 
     @property
     def at_the_edge(self) -> bool:
@@ -54,7 +53,7 @@ class Choice:
     @property
     def tried(self) -> list[str]:
         """``0.1: 0.5312``, the mean over seeds, for every rate."""
-        return [f"{lr:g}: {_show(losses)}" for lr, losses in sorted(self.losses.items())]
+        return [f"{lr:g}: {_show(list(losses.values()))}" for lr, losses in sorted(self.losses.items())]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -99,15 +98,13 @@ def with_rates(file: SweepFile, rates: Sequence[float]) -> SweepFile:
 
 def choose(points: Iterable[Point], out: Path) -> list[Choice]:
     """What the finished runs of `points` in `out` say."""
-    tried: dict[str, tuple[dict[str, Any], dict[int, None], dict[float, list[float]]]] = {}
+    choices: dict[str, Choice] = {}
     for point in points:
-        lr, loss = point.args.lr, _loss(Run.read(out / point.name))
         name = point.name.removesuffix(f"-seed{point.args.seed}").replace(f"-lr{point.settings['lr']}", "")
         settings = {key: value for key, value in point.settings.items() if key not in ("lr", "seed")}
-        _, seeds, losses = tried.setdefault(name, (settings, {}, {}))
-        seeds[point.args.seed] = None
-        losses.setdefault(lr, []).append(loss)
-    return [Choice(name, settings, list(seeds), losses) for name, (settings, seeds, losses) in tried.items()]
+        losses = choices.setdefault(name, Choice(name, settings, {})).losses.setdefault(point.args.lr, {})
+        losses[point.args.seed] = _loss(Run.read(out / point.name))
+    return list(choices.values())
 
 
 def lines(chosen: Iterable[Choice]) -> Iterable[str]:
@@ -125,7 +122,8 @@ def tuned_file(chosen: Iterable[Choice], file: SweepFile, path: Path) -> str:
     shared = dict(chosen[0].settings)
     for choice in chosen:
         shared = {k: v for k, v in shared.items() if k in choice.settings and choice.settings[k] == v}
-    shared["seed"] = file.base.get("seed", sorted({seed for choice in tried for seed in choice.seeds}))
+    seeds = {seed for choice in tried for losses in choice.losses.values() for seed in losses}
+    shared["seed"] = file.base.get("seed", sorted(seeds))
     parts = [f"# Written by python -m gossip tune {path}\n", toml.dumps(shared)]
     for choice in chosen:
         own = {key: value for key, value in choice.settings.items() if key not in shared}

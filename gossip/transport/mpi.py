@@ -2,9 +2,9 @@
 
 How it works
 ------------
-Everything is a non-blocking request with an *operation* that says what its completion means. `poll` asks
-MPI once (Testsome) for all of them; the control plane too waits by polling, so notes are seen meanwhile and
-a rank that will never come is an error instead of a hang.
+Everything is a non-blocking request with an *operation* that says what its completion means (operations.py).
+`poll` asks MPI once (Testsome) for all of them; the control plane too waits by polling, so notes are seen
+meanwhile and a rank that will never come is an error instead of a hang.
 
 Separate duplicates of the world communicator keep the planes apart: payloads, notes, the control plane, and
 one per channel of means, where long ones between hosts go around a ring (ring.py), and others are MPI's
@@ -13,10 +13,9 @@ in different orders): `open_channels` makes them, called by every rank alike.
 
 Leaving
 -------
-A rank that closes sends its *last words*: how many messages it has posted to this peer under each tag, and
-how many collectives it has started on each channel. So the peer knows exactly whether what it waits for can
-still come, whatever overtakes what. While closing, a rank swallows messages that nobody receives, so that
-every synchronous send completes; MPI_Finalize with a message pending is a segmentation fault.
+A rank that closes sends its last words (ledger.py). While closing, a rank swallows messages that nobody
+receives, so that every synchronous send completes; MPI_Finalize with a message pending is a segmentation
+fault.
 """
 
 from __future__ import annotations
@@ -63,157 +62,34 @@ from gossip.transport.base import (  # noqa: E402
     mean_messages,
 )
 from gossip.transport.excepthook import say  # noqa: E402
+from gossip.transport.ledger import CONTROL, Ledger  # noqa: E402
+from gossip.transport.operations import (  # noqa: E402
+    NOTE_BYTES,
+    Collective,
+    Discard,
+    Mean,
+    MeanOfOne,
+    NoteReceive,
+    NoteSend,
+    Operation,
+    Part,
+    PartReceive,
+    PartSend,
+    Receive,
+    RingMean,
+    Send,
+    ShortMean,
+)
 from gossip.transport.staging import Staged, host_empty, to_host  # noqa: E402
 
-NOTE_BYTES = 1 << 20  # the longest note; a last word takes about 15 bytes per tag
 SPINS = 20  # polls of `wait` before it sleeps; yields to other processes in between
 SLEEP_SHARE = 0.02  # a wait sleeps this share of the time since something came: it ends a little late, but
 SHORTEST_SLEEP, LONGEST_SLEEP = 50e-6, 1e-3  # takes the core rarely from the ranks that compute (seconds)
 LONGEST = (1 << 31) - 1 if MPI.Get_version() < (4, 0) else (1 << 63) - 1  # a count is an int before MPI 4
 PIECE_BYTES = 1 << 30  # of a broadcast, which may be of a whole model
-RING_TAGS = 1 << 15  # so many tags every MPI has; the means on a ring take one each, in turn
 LEFT = "finished"  # why a rank is in `departed`, and the value of its note
-CONTROL = -1  # the control plane, counted like a channel of means
 
 _yield = getattr(os, "sched_yield", lambda: time.sleep(0))
-
-
-class _Operation:
-    """What an active request is for. `finish` runs once, inside `poll`, under the lock."""
-
-    done = False
-    in_the_way = True  # of leaving; receives of payloads and notes are not, they are cancelled
-    wake: Wake | None = None
-
-    @property
-    def collective(self) -> _Collective | None:
-        """Which this belongs to."""
-        return None
-
-    def finish(self, status: MPI.Status) -> None:
-        self.done = True
-
-
-class _Send(_Operation):
-    def __init__(self, payload: Staged, to: int, tag: int) -> None:
-        self.staged, self.peer, self.tag = payload, to, tag
-        self.size = payload.host.numel()
-        self.began = 0.0  # when it was put on the wire
-
-
-class _Receive(_Operation):
-    in_the_way = False
-
-    def __init__(self, frm: int, tag: int, max_bytes: int) -> None:
-        self.peer, self.tag = frm, tag
-        self.buffer = host_empty([max_bytes], torch.uint8)
-
-    def finish(self, status: MPI.Status) -> None:
-        self.buffer = self.buffer[: status.Get_count(MPI.BYTE)]
-        self.done = True
-
-    def payload(self) -> Tensor:
-        return self.buffer
-
-
-class _Discard(_Operation):
-    """A message that came for a rank which is leaving."""
-
-    def __init__(self, length: int) -> None:
-        self.data = np.empty(length, np.uint8)
-
-
-class _NoteSend(_Operation):
-    def __init__(self, peer: int, data: np.ndarray) -> None:
-        self.peer, self.data = peer, data
-
-
-class _NoteReceive(_Operation):
-    in_the_way = False
-
-    def __init__(self) -> None:
-        self.data = np.empty(NOTE_BYTES, np.uint8)
-        self.sender = -1
-
-    def finish(self, status: MPI.Status) -> None:
-        self.data = self.data[: status.Get_count(MPI.BYTE)]
-        self.sender = status.Get_source()
-
-
-class _Collective(_Operation):
-    """The `index`-th collective on `channel`, counted from 1."""
-
-    def __init__(self, channel: int, index: int) -> None:
-        self.channel, self.index = channel, index
-
-    @property
-    def collective(self) -> _Collective:
-        return self
-
-
-class _Mean(_Collective):
-    """`staged` is a copy of this rank's vector; `mean` is where the mean goes."""
-
-    def __init__(self, staged: Staged, device: torch.device, size: int, channel: int, index: int) -> None:
-        super().__init__(channel, index)
-        self.staged, self.device, self.size = staged, device, size
-        self.mean = host_empty(staged.host.shape, torch.float32)
-
-    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """This rank's vector and the mean, float32 [d]."""
-        return self.staged.host.numpy().reshape(-1), self.mean.numpy().reshape(-1)
-
-    def value(self) -> Tensor:
-        return self.mean.to(self.device, non_blocking=True)
-
-
-class _ShortMean(_Mean):
-    """A mean that MPI takes."""
-
-    def finish(self, status: MPI.Status) -> None:
-        self.mean /= self.size
-        self.done = True
-
-
-class _RingMean(_Mean):
-    """A mean that goes around the ring; done when no message is `missing`, sent or received."""
-
-    def __init__(
-        self, staged: Staged, device: torch.device, size: int, channel: int, index: int, rank: int
-    ) -> None:
-        super().__init__(staged, device, size, channel, index)
-        self.ring = ring.Ring(*self.arrays(), rank, size)
-        self.missing = 2 * self.ring.messages
-        self.tag = index % RING_TAGS
-
-
-class _Part(_Operation):
-    """Message k of a mean on the ring, to or from `peer`."""
-
-    def __init__(self, mean: _RingMean, k: int, peer: int) -> None:
-        self.mean, self.k, self.peer = mean, k, peer
-
-    @property
-    def collective(self) -> _Collective:
-        return self.mean
-
-
-class _PartSend(_Part):
-    """To the rank after this one."""
-
-
-class _PartReceive(_Part):
-    """From the rank before this one. One at a time is posted, for MPI reports completions in any order."""
-
-
-class _MeanOfOne(_Operation):
-    done = True
-
-    def __init__(self, x: Tensor) -> None:
-        self.x = x
-
-    def value(self) -> Tensor:
-        return self.x
 
 
 def _check_length(count: int, item_bytes: int = 1) -> None:
@@ -224,11 +100,6 @@ def _check_length(count: int, item_bytes: int = 1) -> None:
             f"{item_bytes} B at once. Cut the model into more pieces (a smaller --bucket-mb, bucket_mb= in "
             "join; a tensor stays whole)."
         )
-
-
-def _counts() -> defaultdict[int, defaultdict[int, int]]:
-    """rank -> tag -> number of messages."""
-    return defaultdict(lambda: defaultdict(int))
 
 
 class MPITransport(Transport):
@@ -254,20 +125,16 @@ class MPITransport(Transport):
 
         self._lock = threading.Lock()  # over every MPI call and everything below
         self._requests: list[MPI.Request] = []  # _operations[i] is what _requests[i] is for
-        self._operations: list[_Operation] = []
+        self._operations: list[Operation] = []
         self._statuses: list[MPI.Status] = []
         self._completions = 0  # requests that have ended
-        self._sending: dict[tuple[int, int], deque[_Send]] = defaultdict(deque)  # the first may go, or went
-        self._staging: deque[_Send | _Mean] = deque()  # go in this order, when they are in the host's memory
+        self._sending: dict[tuple[int, int], deque[Send]] = defaultdict(deque)  # the first may go, or went
+        self._staging: deque[Send | Mean] = deque()  # go in this order, when they are in the host's memory
         self._problem: GossipError | None = None
 
-        self._posted, self._expected, self._received = _counts(), _counts(), _counts()
-        self._started: dict[int, int] = defaultdict(int)  # channel -> collectives
-        self._completed: dict[int, int] = defaultdict(int)
+        self._ledger = Ledger()
         self._free: dict[int, Tensor] = {}  # channel -> a mean's `own`, to use again: fresh pages are slow
 
-        self._last_words: dict[int, dict[str, dict[int, int]]] = {}
-        self._undecided: set[int] = set()  # have left, but what this rank waits for may still arrive
         self._gone: set[int] = set()  # have left with nothing in flight
         self._leaving = self._closed = False
         self._pid = os.getpid()
@@ -289,10 +156,10 @@ class MPITransport(Transport):
             raise TypeError(f"a payload is uint8 [m], not {payload.dtype} {list(payload.shape)}")
         _check_length(payload.numel())
         self._require_open()
-        send = _Send(to_host(payload), to, tag)
+        send = Send(to_host(payload), to, tag)
         send.wake = wake
         with self._lock:
-            self._posted[to][tag] += 1
+            self._ledger.posted[to][tag] += 1
             self.bytes_sent += send.size * counted
             self.messages_sent += counted
             queue = self._sending[to, tag]
@@ -301,7 +168,7 @@ class MPITransport(Transport):
                 self._stage(send)
         return send
 
-    def _stage(self, operation: _Send | _Mean) -> None:
+    def _stage(self, operation: Send | Mean) -> None:
         """Start it when it is in the host's memory, behind all that waits for that."""
         self._staging.append(operation)
         self._launch()
@@ -310,42 +177,42 @@ class MPITransport(Transport):
         """Start what is in the host's memory."""
         while self._staging and self._staging[0].staged.done:
             operation = self._staging.popleft()
-            if isinstance(operation, _Send):
+            if isinstance(operation, Send):
                 self._send(operation)
             else:
                 self._reduce(operation)
 
-    def _send(self, send: _Send) -> None:
+    def _send(self, send: Send) -> None:
         send.began = time.perf_counter()
         self._start(send, self._data.Issend, [send.staged.host.numpy(), MPI.BYTE], send.peer, send.tag)
 
-    def _reduce(self, mean: _Mean) -> None:
-        if isinstance(mean, _RingMean):
+    def _reduce(self, mean: Mean) -> None:
+        if isinstance(mean, RingMean):
             self._receive_part(mean, 0)
             self._send_part(mean, 0)
         else:
             # Not IN_PLACE: then Open MPI sums on one rank and broadcasts, whatever the size.
             self._start(mean, self._channel_comms[mean.channel].Iallreduce, *mean.arrays(), MPI.SUM)
 
-    def _receive_part(self, mean: _RingMean, k: int) -> None:
+    def _receive_part(self, mean: RingMean, k: int) -> None:
         if k < mean.ring.messages:
-            part = _PartReceive(mean, k, (self.rank - 1) % self.size)
+            part = PartReceive(mean, k, (self.rank - 1) % self.size)
             receive = self._channel_comms[mean.channel].Irecv
             self._start(part, receive, mean.ring.incoming(k), part.peer, mean.tag)
 
-    def _send_part(self, mean: _RingMean, k: int) -> None:
+    def _send_part(self, mean: RingMean, k: int) -> None:
         if k < mean.ring.messages:
-            part = _PartSend(mean, k, (self.rank + 1) % self.size)
+            part = PartSend(mean, k, (self.rank + 1) % self.size)
             send = self._channel_comms[mean.channel].Isend
             self._start(part, send, mean.ring.outgoing(k), part.peer, mean.tag)
 
     def expect(self, frm: int, tag: int, max_bytes: int, wake: Wake | None = None) -> Receipt:
         _check_length(max_bytes)
         self._require_open()
-        receive = _Receive(frm, tag, max_bytes)
+        receive = Receive(frm, tag, max_bytes)
         receive.wake = wake
         with self._lock:
-            self._expected[frm][tag] += 1
+            self._ledger.expected[frm][tag] += 1
             self._start(receive, self._data.Irecv, [receive.buffer.numpy(), MPI.BYTE], frm, tag)
         return receive
 
@@ -377,10 +244,10 @@ class MPITransport(Transport):
         self._require_open()
         x = x.detach()
         if self.size == 1:
-            return _MeanOfOne(x.clone())
+            return MeanOfOne(x.clone())
         _check_length(x.numel(), 4)
         with self._lock:
-            self._started[channel] += 1
+            self._ledger.started[channel] += 1
             own = self._free.pop(channel, None)
             if own is None or own.shape != x.shape:
                 own = host_empty(x.shape, x.dtype)
@@ -391,22 +258,22 @@ class MPITransport(Transport):
             self._stage(mean)
         return mean
 
-    def _mean(self, staged: Staged, device: torch.device, channel: int) -> _Mean:
-        index = self._started[channel]
+    def _mean(self, staged: Staged, device: torch.device, channel: int) -> Mean:
+        index = self._ledger.started[channel]
         on_a_network = self.local_size < self.size  # inside one host MPI's own is quicker
         if on_a_network and ring.serves(4 * staged.host.numel(), self.size):
-            return _RingMean(staged, device, self.size, channel, index, self.rank)
-        return _ShortMean(staged, device, self.size, channel, index)
+            return RingMean(staged, device, self.size, channel, index, self.rank)
+        return ShortMean(staged, device, self.size, channel, index)
 
     # -- progress ----------------------------------------------------------------------------------
 
-    def _start(self, operation: _Operation, start: Callable[..., MPI.Request], *arguments: Any) -> None:
+    def _start(self, operation: Operation, start: Callable[..., MPI.Request], *arguments: Any) -> None:
         try:
             self._track(start(*arguments), operation)
         except MPI.Exception as error:
             self._lose(operation, error)
 
-    def _track(self, request: MPI.Request, operation: _Operation) -> _Operation:
+    def _track(self, request: MPI.Request, operation: Operation) -> Operation:
         self._requests.append(request)
         self._operations.append(operation)
         if len(self._statuses) < len(self._requests):
@@ -421,8 +288,8 @@ class MPITransport(Transport):
             self._progress()
             if self._leaving:
                 self._swallow()
-            if self._undecided:
-                self._decide()
+            for rank in self._ledger.decide():
+                self._depart(rank, LEFT)
             problem, self._problem = self._problem, None
         finally:
             self._lock.release()
@@ -451,16 +318,16 @@ class MPITransport(Transport):
             self._operations.pop()
         for operation, status, failure in zip(finished, statuses, failures, strict=False):
             if failure == MPI.SUCCESS:
-                operation.finish(status)
+                operation.finish(status.Get_count(MPI.BYTE), status.Get_source())
                 self._follow_up(operation)
             else:
                 self._lose(operation, MPI.Exception(failure))
 
-    def _follow_up(self, operation: _Operation) -> None:
-        self.arrived += isinstance(operation, (_Receive, _PartReceive))
-        if isinstance(operation, _Receive):
-            self._received[operation.peer][operation.tag] += 1
-        elif isinstance(operation, _Send):
+    def _follow_up(self, operation: Operation) -> None:
+        self.arrived += isinstance(operation, (Receive, PartReceive))
+        if isinstance(operation, Receive):
+            self._ledger.received[operation.peer][operation.tag] += 1
+        elif isinstance(operation, Send):
             if operation.size >= RATE_BYTES:
                 seconds = time.perf_counter() - operation.began
                 self.fastest = max(self.fastest, operation.size / seconds)
@@ -468,9 +335,9 @@ class MPITransport(Transport):
             queue.popleft()
             if queue:
                 self._stage(queue[0])
-        elif isinstance(operation, _Part):
+        elif isinstance(operation, Part):
             mean = operation.mean
-            if isinstance(operation, _PartReceive):
+            if isinstance(operation, PartReceive):
                 self._receive_part(mean, operation.k + 1)
                 mean.ring.take(operation.k)
                 self._send_part(mean, operation.k + 1)
@@ -478,30 +345,30 @@ class MPITransport(Transport):
             if mean.missing == 0:
                 mean.done = True
                 self._follow_up(mean)
-        elif isinstance(operation, _Collective):
-            self._completed[operation.channel] += 1
-            if isinstance(operation, _Mean):
+        elif isinstance(operation, Collective):
+            self._ledger.completed[operation.channel] += 1
+            if isinstance(operation, Mean):
                 self._free[operation.channel] = operation.staged.host
-        elif isinstance(operation, _NoteReceive):
+        elif isinstance(operation, NoteReceive):
             self._hear(operation.sender, operation.data.tobytes())
             self._listen()
         if operation.wake is not None:
             operation.wake()
 
-    def _lose(self, operation: _Operation, error: MPI.Exception) -> None:
+    def _lose(self, operation: Operation, error: MPI.Exception) -> None:
         """Translate the failure of a request: a lost peer is noted, the rest is the next `poll`'s error."""
         truncated = error.Get_error_class() == MPI.ERR_TRUNCATE
-        if truncated and isinstance(operation, _Receive):
+        if truncated and isinstance(operation, Receive):
             self._problem = GossipError(
                 f"rank {self.rank} expects at most {operation.buffer.numel()} bytes from rank "
                 f"{operation.peer}, which sent more (tag {operation.tag}): do both run the same compressor?"
             )
-        elif truncated and isinstance(operation, _Part):
+        elif truncated and isinstance(operation, Part):
             self._problem = GossipError(
                 f"rank {self.rank} takes the mean of {operation.mean.staged.host.numel()} values, and rank "
                 f"{operation.peer} that of more: do both run the same model?"
             )
-        elif isinstance(operation, (_Send, _Receive, _Part, _NoteSend)):
+        elif isinstance(operation, (Send, Receive, Part, NoteSend)):
             self._depart(operation.peer, f"connection lost: {error.Get_error_string()}")
         else:
             self._problem = PeerLostError(f"rank {self.rank} has lost a peer: {error.Get_error_string()}")
@@ -539,14 +406,14 @@ class MPITransport(Transport):
         data = np.frombuffer(text.encode(), np.uint8)
         if data.size > NOTE_BYTES:
             raise ValueError(f"a note of {data.size} bytes is too long: at most {NOTE_BYTES} fit")
-        send = _NoteSend(peer, data)
+        send = NoteSend(peer, data)
         try:
             self._track(self._notes_comm.Isend([data, MPI.BYTE], peer), send)
         except MPI.Exception as error:
             self._depart(peer, f"connection lost: {error.Get_error_string()}")
 
     def _listen(self) -> None:
-        receive = _NoteReceive()
+        receive = NoteReceive()
         self._track(self._notes_comm.Irecv([receive.data, MPI.BYTE], MPI.ANY_SOURCE), receive)
 
     def _record(self, sender: int, kind: str, value: Any) -> None:
@@ -559,11 +426,7 @@ class MPITransport(Transport):
     def _hear(self, sender: int, text: bytes) -> None:
         kind, value = json.loads(text)
         if kind == "left":
-            # JSON has turned the integer keys into strings.
-            self._last_words[sender] = {
-                what: {int(key): count for key, count in counts.items()} for what, counts in value.items()
-            }
-            self._undecided.add(sender)
+            self._ledger.hear(sender, value)
             value = LEFT
         elif kind == "gone":
             self._gone.add(sender)
@@ -601,8 +464,8 @@ class MPITransport(Transport):
         """Run one collective of the control plane to its end, or raise when it has none."""
         self._require_open()
         with self._lock:
-            self._started[CONTROL] += 1
-            collective = _Collective(CONTROL, self._started[CONTROL])
+            self._ledger.started[CONTROL] += 1
+            collective = Collective(CONTROL, self._ledger.started[CONTROL])
             try:
                 self._track(start(self._control), collective)
             except MPI.Exception as error:
@@ -611,11 +474,10 @@ class MPITransport(Transport):
         if not collective.done:
             raise PeerLostError(f"rank {self.rank} waits in a {name}, but {self._obstacle(collective)}")
 
-    def _obstacle(self, collective: _Collective) -> str | None:
+    def _obstacle(self, collective: Collective) -> str | None:
         """Why `collective` will never complete; None while it still may."""
-        for rank, words in list(self._last_words.items()):
-            if words["collectives"].get(collective.channel, 0) < collective.index:
-                return f"rank {rank} has left ({LEFT})"
+        for rank in self._ledger.absent(collective.channel, collective.index):
+            return f"rank {rank} has left ({LEFT})"
         for rank in self._lost():
             return f"rank {rank} has left ({self.departed[rank]})"
         if collective.channel == CONTROL:
@@ -661,29 +523,11 @@ class MPITransport(Transport):
         self._record(self.rank, "left", LEFT)
         for peer in range(self.size):
             if peer != self.rank:
-                words = {"messages": self._posted[peer], "collectives": self._started}
-                self._tell(peer, json.dumps(["left", words]))
-
-    def _decide(self) -> None:
-        """Declare a rank that has left as departed, once all it sent is here or something will never come."""
-        for rank in list(self._undecided):
-            words = self._last_words[rank]
-            messages, collectives = words["messages"], words["collectives"]
-            expected, received = self._expected[rank], self._received[rank]
-            means = range(len(self._channel_comms))
-            in_vain = any(count > messages.get(tag, 0) for tag, count in expected.items()) or any(
-                self._started[channel] > collectives.get(channel, 0) for channel in means
-            )
-            complete = all(received[tag] >= count for tag, count in messages.items()) and all(
-                self._completed[channel] >= collectives.get(channel, 0) for channel in means
-            )
-            if in_vain or complete:
-                self._undecided.discard(rank)
-                self._depart(rank, LEFT)
+                self._tell(peer, json.dumps(["left", self._ledger.words_for(peer)]))
 
     def _lost(self) -> set[int]:
         """Ranks that are gone without a word."""
-        return self.departed.keys() - self._last_words.keys()
+        return self.departed.keys() - self._ledger.left
 
     def _stuck(self) -> bool:
         """Whether something of this rank is in flight that the others still have to take."""
@@ -699,13 +543,13 @@ class MPITransport(Transport):
         """Receive, and forget, one message that nobody here waits for."""
         message = self._data.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status := MPI.Status())
         if message is not None:
-            discard = _Discard(status.Get_count(MPI.BYTE))
+            discard = Discard(status.Get_count(MPI.BYTE))
             self._track(message.Irecv([discard.data, MPI.BYTE]), discard)
 
     def _release(self, together: bool) -> None:
         """Cancel the receives; free the communicators when all ranks do and nothing is left on them."""
         for request, operation in zip(self._requests, self._operations, strict=True):
-            if isinstance(operation, (_Receive, _NoteReceive)):
+            if isinstance(operation, (Receive, NoteReceive)):
                 request.Cancel()
                 request.Wait()
         in_flight = [
@@ -742,4 +586,4 @@ class MPITransport(Transport):
 
 
 # Requests that can never complete, with the buffers MPI may still touch: kept until the process ends.
-_abandoned: list[tuple[MPI.Request, _Operation]] = []
+_abandoned: list[tuple[MPI.Request, Operation]] = []

@@ -60,9 +60,9 @@ def test_the_lowest_training_loss_decides(tmp_path: Path) -> None:
     assert [choice.best for choice in chosen] == [0.2, 0.4, None]
     assert [choice.at_the_edge for choice in chosen] == [False, True, False]
     assert chosen[0].losses == {
-        0.1: [pytest.approx(seed + math.log(2)) for seed in (1, 2)],
-        0.2: [1, 2],
-        0.4: [pytest.approx(1 + math.log(2)), math.inf],
+        0.1: {seed: pytest.approx(seed + math.log(2)) for seed in (1, 2)},
+        0.2: {1: 1, 2: 2},
+        0.4: {1: pytest.approx(1 + math.log(2)), 2: math.inf},
     }
     said = list(lines(chosen))
     assert "0.2: 1.5000, 0.4: 1 of 2 diverged" in said[0] and "edge of the grid" in said[1]
