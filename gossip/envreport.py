@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -65,6 +66,8 @@ def collect() -> dict[str, Any]:
         "mpi": _mpi(),
         "cuda": _cuda(),
         "cpu": {
+            "model": _processor(),
+            "instructions": torch.backends.cpu.get_cpu_capability(),
             "cores": os.cpu_count(),
             "affinity": _affinity(),
             "torch threads": torch.get_num_threads(),
@@ -130,6 +133,15 @@ def _cuda() -> dict[str, Any]:
         "torch built for": torch.version.cuda,
         "devices": [torch.cuda.get_device_name(i) for i in range(count)] or None,
     }
+
+
+def _processor() -> str | None:
+    """Its name: bfloat16 products, and so the bits of a training, depend on it."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
+        for line in lines:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or None
 
 
 def _affinity() -> list[int] | None:

@@ -1,6 +1,6 @@
 """Judge the papers' statements by finished runs of experiments/findings.toml.
 
-python -m experiments.findings runs/findings --out experiments/results/findings
+python -m experiments.findings runs/findings --out runs/findings-page
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     """What ``sweep`` and ``tune`` share."""
     add = parser.add_argument
     add("file", type=Path, metavar="FILE.toml", help="the sweep")
-    add("--out", type=Path, metavar="DIR", help="folder for the run folders (runs/ and the file's name)")
+    add("--out", type=Path, metavar="DIR", help="for the run folders (runs/FILE; tune: runs/FILE-tune)")
     add("--full", action="store_true", help="with the file's [full] settings: longer, mostly as published")
     add(
         "--set",

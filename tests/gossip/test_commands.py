@@ -71,6 +71,7 @@ def test_list_command() -> None:
 def test_env_as_json_and_text() -> None:
     facts = json.loads(_command("env", "--json").stdout)
     assert facts["packages"]["torch"] and facts["cpu"]["cores"] == os.cpu_count()
+    assert facts["cpu"]["model"] and facts["cpu"]["instructions"]
     text = as_text(facts)
     for topic, values in facts.items():
         assert topic in text
