@@ -38,7 +38,10 @@ class QSGD(RowCodec):
         if self.levels is not None:
             if not 1 <= self.levels <= 32767:
                 raise ValueError(f"qsgd: levels={self.levels} given; 1-32767 fits, e.g. qsgd:levels=7")
-            object.__setattr__(self, "bits", (2 * self.levels).bit_length())
+            width = (2 * self.levels).bit_length()
+            if self.bits not in (8, width):
+                raise ValueError(f"qsgd: bits={self.bits} and levels={self.levels} given; give one of them")
+            object.__setattr__(self, "bits", width)
         elif self.bits not in (1, 2, 3, 4, 5, 6, 7, 8, 16):
             raise ValueError(f"qsgd: bits={self.bits} given; 1-8 or 16 fits, e.g. qsgd:bits=8")
         if self.norm not in ("max", "l2"):

@@ -17,6 +17,7 @@ from urllib.parse import quote
 from experiments import plot
 from experiments.curves import MB, Group, Spread, curve, group
 from experiments.runs import IMMATERIAL, find, flag
+from gossip import files
 from gossip.errors import UsageError
 
 NONE = "–"
@@ -158,7 +159,7 @@ def run(args: argparse.Namespace) -> None:
     print("\n".join([as_text(head, rows), "", *notes(groups)]))
     if args.out is None:
         return
-    args.out.mkdir(parents=True, exist_ok=True)
+    files.make(args.out)
     page = args.out / "compare.md"
     text = as_markdown(head, rows, groups, args.out)
     tested = groups[0].headline
@@ -166,5 +167,5 @@ def run(args: argparse.Namespace) -> None:
     curves = [curve(each, tested.key) for each in groups]
     if plot.draw_comparison(curves, [curve(each, "consensus_distance") for each in groups], tested, picture):
         text += "\n![the runs against epochs, bytes and time](compare.png)\n"
-    page.write_text(text)
+    files.replace_text(page, text)
     print(f"\n{page}")

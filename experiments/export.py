@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> None:
     else:
         statistics = "rank 0's" if settings.bn == "local" else "the mean of the ranks'"
     out = args.out or args.run / "exported.pt"
-    out.parent.mkdir(parents=True, exist_ok=True)
+    files.make(out.parent)
     files.replace(out, lambda file: torch.save(dict(average), file))
     print(f"{out}: step {step}, the mean of {nodes} nodes; batch norm statistics: {statistics}")
 

@@ -13,6 +13,7 @@ from typing import Any
 from experiments.curves import Curve, Point
 from experiments.headline import Headline
 from experiments.runs import Row, Run, find
+from gossip import files
 from gossip.errors import UsageError
 
 # Okabe and Ito's palette can be told apart with any kind of colour vision; the dashes help without colour.
@@ -201,6 +202,6 @@ def run(args: argparse.Namespace) -> None:
     if not runs:
         raise UsageError(f"nothing has been measured yet in {', '.join(map(str, args.runs))}")
     out = args.out or (args.runs[0] if len(args.runs) == 1 else Path())
-    out.mkdir(parents=True, exist_ok=True)
+    files.make(out)
     for picture in draw(runs, out):
         print(picture)

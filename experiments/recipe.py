@@ -27,7 +27,7 @@ def check(args: argparse.Namespace) -> None:
             "when the loop would clip them. Add --no-overlap, or take "
             f"{'--order fifo' if args.order == 'priority' else 'another method, such as allreduce'}."
         )
-    spec.make_codec(args.compressor or method.default_compressor)
+    spec.make_codec(method.default_compressor if args.compressor is None else args.compressor)
     spec.make_topology(args.topology, args.nodes, args.weights)
     if args.optimizer == "adamw" and (args.nesterov or args.momentum != config.MOMENTUM):
         raise UsageError("--momentum and --nesterov are of --optimizer sgd; leave them out with adamw")

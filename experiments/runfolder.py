@@ -64,13 +64,11 @@ class RunFolder:
 
     def create(self) -> None:
         """Make the folder, empty; of what is there already, only files of a run go away."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(f"--out {self.path} cannot be made: {error.strerror}") from None
+        files.make(self.path)
         shutil.rmtree(self.checkpoints, ignore_errors=True)
         for name in ("exported.pt", *FILES):  # the config last: broken off, it is still a run's folder
-            (self.path / name).unlink(missing_ok=True)
+            with files.writing(self.path / name):
+                (self.path / name).unlink(missing_ok=True)
 
     def rewind(self, step: int) -> None:
         """Take back what was written after `step`, so that a resumed run writes every line once."""

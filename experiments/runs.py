@@ -51,7 +51,7 @@ def _read_json(file: Path) -> dict[str, Any] | None:
         return dict(json.loads(file.read_text()))
     except FileNotFoundError:
         return None
-    except ValueError:
+    except (ValueError, TypeError):
         raise UsageError(f"{file} is damaged: delete it and run that run again") from None
 
 
@@ -64,10 +64,10 @@ def read_metrics(path: str | Path) -> list[Row]:
     rows = []
     for number, line in enumerate(lines, 1):
         try:
-            rows.append(json.loads(line))
-        except ValueError:
+            rows.append(dict(json.loads(line)))
+        except (ValueError, TypeError):
             if number < len(lines):
-                raise UsageError(f"{path}/metrics.jsonl, line {number} is not JSON") from None
+                raise UsageError(f"{path}/metrics.jsonl, line {number} is no JSON object") from None
     return rows
 
 

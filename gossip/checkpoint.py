@@ -16,6 +16,7 @@ import pickle
 import random
 import re
 import shutil
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -209,6 +210,9 @@ def _check(here: Path, facts: dict[str, Any], size: int, about: Mapping[str, Any
 def _read(path: Path) -> dict[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
+        with zipfile.ZipFile(path) as parts:  # torch.load does not look at the checksums that are in the file
+            if (damaged := parts.testzip()) is not None:
+                raise ValueError(f"wrong checksum of {damaged}")
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing. {_go_back(path.parent)}") from None
     except pickle.UnpicklingError as error:

@@ -32,6 +32,12 @@ def replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
             raise
 
 
+def make(folder: Path) -> None:
+    """Make `folder` if it is not there, with those that it is in. Raises `WriteError`."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
 def replace_text(path: Path, text: str) -> None:
     """`replace` by a text, in UTF-8."""
     replace(path, lambda file: file.write(text.encode()))

@@ -123,6 +123,35 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         )
 
 
+def check_tensors(model: nn.Module, elsewhere: Set[nn.Parameter]) -> None:
+    """Raise UsageError for parameters of another session, or in one memory, and buffers that cannot travel.
+
+    Args:
+        elsewhere: the trainable parameters of other models that have joined.
+    """
+    at: dict[int, str] = {}
+    for name, p in model.named_parameters():
+        if p in elsewhere:
+            raise UsageError(
+                f"parameter {name!r} belongs to another model that has joined: join one that holds them all, "
+                "or finish() that session first."
+            )
+        if isinstance(p, nn.UninitializedParameter) or not p.numel():
+            continue
+        other = at.setdefault(p.data_ptr(), name)
+        if other != name:
+            raise UsageError(
+                f"parameters {other!r} and {name!r} share their memory, which join would end. Make them one "
+                f"nn.Parameter: model.{name} = model.{other}."
+            )
+    for name, x in model.named_buffers():
+        sparse = x.layout != torch.strided
+        if sparse or any(stride == 0 and n > 1 for stride, n in zip(x.stride(), x.shape, strict=True)):
+            what = "is sparse" if sparse else "is expanded: several of its values are one in memory"
+            remedy = "keep it as a plain attribute, equal on all ranks" if sparse else "clone() it"
+            raise UsageError(f"buffer {name!r} {what}, and join could not make it rank 0's: {remedy}.")
+
+
 def misfits(
     optimizer: torch.optim.Optimizer, trained: Mapping[nn.Parameter, str], elsewhere: Set[nn.Parameter]
 ) -> Iterator[str]:

@@ -53,6 +53,7 @@ class LazyOptimizer:
         self.parked: dict[nn.Parameter, Group] = {}
         self.applying = False
         self._optimizer, self._flat = optimizer, flat
+        self._versions: dict[nn.Parameter, int] = {}  # of those that are parked, when they were
         self._hidden: dict[nn.Parameter, Tensor] = {}
         self._before: list[Group] = []  # the groups, while a first step runs
         self._checked = False
@@ -79,7 +80,7 @@ class LazyOptimizer:
                 late = is_late(p)
                 p.grad = None if late else self._flat.gradients[p]
                 if late and p in group_of:
-                    self.parked[p] = now[id(group_of[p])]
+                    self.parked[p], self._versions[p] = now[id(group_of[p])], p._version
         if not self._checked:
             self._before = list(now.values())
 
@@ -102,9 +103,19 @@ class LazyOptimizer:
         self._before, self._checked = [], True
 
     def apply(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Give parameters (at least one, all parked) their update; their gradients must be final."""
+        """Give parameters (at least one, all parked) their update; their gradients must be final.
+
+        Raises:
+            UsageError: one has been written to since `park`: the order of the two would be the wrong one.
+        """
         due, groups = list(parameters), dict[int, Group]()
         for p in due:
+            if p._version != self._versions[p]:
+                raise UsageError(
+                    f"parameter {self._flat.names[p]!r} was written to after step(), before its update had "
+                    "come. To clamp weights and the like, use --no-overlap (join(overlap=False)), or a "
+                    "method such as allreduce."
+                )
             hyper = self.parked.pop(p)
             groups.setdefault(id(hyper), {**hyper, "params": []})["params"].append(p)
             p.grad = self._flat.gradients[p]

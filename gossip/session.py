@@ -21,8 +21,9 @@ from torch.utils.data import Dataset
 
 from compressors import Compressor, kernels
 from gossip import fit, spec
-from gossip.agreement import agree, digest
+from gossip.agreement import agree
 from gossip.algorithms import Adoption, Algorithm
+from gossip.averaged import averaged
 from gossip.effects import Node
 from gossip.engine import Engine
 from gossip.envreport import installed
@@ -133,8 +134,9 @@ def join(
         fit.check_not_compiled(model)
     pieces, bucket = method.pieces(transport.size), fit.bucket_bytes(method, bucket_mb)
     model.to(fit.device_of(model, transport, device))
+    elsewhere = {p for other in _joined for p in other.parameters() if p.requires_grad}
+    fit.check_tensors(model, elsewhere)
     flat = FlatModel(model, bucket, pieces)
-    elsewhere = {p for other in _joined for p in other.parameters()}
     for text in fit.misfits(optimizer, flat.names, elsewhere):
         if transport.rank == 0:
             warnings.warn(text, stacklevel=2)
@@ -353,44 +355,19 @@ class Session:
             )
         return pending.value()
 
-    def averaged_state_dict(self, buffers: str = "average") -> dict[str, Tensor]:
+    def averaged_state_dict(self, buffers: str = "average") -> dict[str, Any]:
         """The model whose parameters are the mean over all nodes, as a plain state_dict. Collective.
 
-        Frozen parameters that differ between the nodes are averaged, too; constants keep their bits.
+        Frozen parameters that differ between the nodes are averaged, too; what is equal keeps its bits.
 
         Args:
-            buffers: ``"average"`` averages floating-point buffers (BN statistics) too; ``"local"`` keeps this
-                rank's.
+            buffers: ``"average"`` averages floating-point buffers (BN statistics) that differ, too;
+                ``"local"`` keeps this rank's.
         """
         if buffers not in ("average", "local"):
             raise UsageError(f"buffers={buffers!r}: choose 'average' or 'local'.")
         self._engine.catch_up()
-        mean = self._mean(self._flat.vector)
-        state = {name: value.detach().clone() for name, value in self._model.state_dict().items()}
-        by_pointer = {p.data_ptr(): p for p in self._flat.names}
-        for name, value in self._model.state_dict().items():
-            if (p := by_pointer.get(value.data_ptr())) is not None and value.numel():
-                state[name].copy_(self._flat.view(mean, p))
-        others = dict(self._model.named_buffers(remove_duplicate=False)) if buffers == "average" else {}
-        means: dict[Tensor, Tensor] = {}  # a module that is used twice has its buffers under two names
-        for name, value in {**others, **self._moving()}.items():
-            if name in state and value.is_floating_point() and value.numel():
-                if value not in means:
-                    means[value] = self._mean(value.detach().float())
-                state[name].copy_(means[value])
-        return state
-
-    def _moving(self) -> dict[str, Tensor]:
-        """Frozen parameters that differ between ranks, such as a moving average of others. Collective."""
-        everything = self._model.named_parameters(remove_duplicate=False)
-        frozen = {name: p for name, p in everything if p not in self._flat.names}  # whatever it is by now
-        if not frozen:  # on no rank: join has compared their names
-            return {}
-        digests = {name: digest(p) for name, p in frozen.items()}
-        everyone = self.world.allgather(digests)
-        return {
-            name: p for name, p in frozen.items() if any(each[name] != digests[name] for each in everyone)
-        }
+        return averaged(self._model, self._flat, self.world, self._mean, buffers == "average")
 
     def consensus_distance(self) -> float:
         """sqrt(1/n Σ_i ‖x_i − x̄‖²): how far the nodes' models are from their mean. Collective."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 import xml.etree.ElementTree as ElementTree
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +17,10 @@ from topologies.errors import TopologyError
 from topologies.registry import family
 
 # What the readers below raise on malformed text.
-PARSE_ERRORS = (ValueError, TypeError, LookupError, EOFError, nx.NetworkXException, ElementTree.ParseError)
+PARSE_ERRORS = (
+    *(ValueError, TypeError, LookupError, EOFError, zipfile.BadZipFile),
+    *(nx.NetworkXException, ElementTree.ParseError),
+)
 
 
 @family("file")
@@ -54,11 +59,17 @@ def file(n: int, *, path: str) -> nx.Graph | npt.NDArray[np.float64]:
 
 
 def _labels_to_ranks(graph: nx.Graph, path: str) -> nx.Graph:
-    if not all(label.isascii() and label.isdecimal() for label in graph):
+    whole = [label for label in graph if re.fullmatch(r"[+-]?[0-9]+", label)]
+    if not whole:
         return nx.convert_node_labels_to_integers(graph)
+    if len(whole) < len(graph):
+        name = next(label for label in graph if label not in whole)
+        raise TopologyError(
+            f"file:{path} has numbers ({whole[0]}) and names ({name}) as labels: take one or the other"
+        )
     numbers = sorted(map(int, graph))
     if numbers != list(range(len(graph))):
-        wrong = next((label for label in numbers if label >= len(graph)), numbers[0])
+        wrong = next((label for label in numbers if not 0 <= label < len(graph)), numbers[0])
         raise TopologyError(
             f"file:{path} has {len(graph)} nodes but one is numbered {wrong}; number them from 0 to"
             f" {len(graph) - 1}"

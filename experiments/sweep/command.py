@@ -22,6 +22,7 @@ from experiments import config, toml
 from experiments.sweep import slurm
 from experiments.sweep.grid import Point, SweepFile
 from experiments.sweep.runner import Runner, changed_error, state
+from gossip import files
 from gossip.errors import UsageError
 from gossip.transport.environment import launched
 
@@ -104,7 +105,7 @@ def run_points(points: Sequence[Point], out: Path, args: argparse.Namespace) -> 
     counts = ", ".join(f"{count} {found}" for found, count in Counter(states).items())
     jobs = args.jobs or default_jobs(points, args.mpi)
     print(f"{len(points)} runs in {out}: {counts}; {min(jobs, len(missing))} at a time", flush=True)
-    out.mkdir(parents=True, exist_ok=True)
+    files.make(out)
     runner = Runner(out, jobs, args.mpi, lambda line: print(line, flush=True))
     code = runner.run(missing)
     if runner.elsewhere:

@@ -104,6 +104,9 @@ class SweepFile:
             UsageError: no such file, not TOML, a table that has no meaning.
         """
         content = toml.read(path)
+        for name in TABLES:
+            if not isinstance(content.get(name, {}), dict):
+                raise UsageError(f"{path}: {name} is a table: write [{name}], and below it what it holds")
         overlay = content.pop("full", {})
         if full:
             if not overlay:
@@ -119,7 +122,7 @@ class SweepFile:
                 raise UsageError(f"{path}: unknown table [{key}]; {hint}")
         if not (isinstance(blocks, list) and blocks and all(isinstance(block, dict) for block in blocks)):
             raise UsageError(f"{path}: write runs as one or more [[runs]] blocks")
-        base, *rest = [_dashed(settings) for settings in (content, *blocks)]
+        base, *rest = [_dashed(settings, path) for settings in (content, *blocks)]
         return cls(path, base, tuple(rest), tables["about"], tables["tune"], overlay)
 
     def points(self, seeds: Sequence[int] = (), overrides: Mapping[str, Any] | None = None) -> list[Point]:
@@ -136,7 +139,7 @@ class SweepFile:
         named = list(dict.fromkeys([*named, *(key for block in self.blocks for key in block)]))
         found: dict[str, Point] = {}
         for block in self.blocks:
-            settings = {**self.base, **block, **_dashed(overrides or {})}
+            settings = {**self.base, **block, **_dashed(overrides or {}, self.path)}
             own = list(seeds) or settings.pop("seed", 0)
             for one in _product(settings, self.path):
                 for point in self._points(one, own if isinstance(own, list) else [own], named):
@@ -152,10 +155,10 @@ class SweepFile:
     def _points(self, settings: Settings, seeds: list[Any], named: Iterable[str]) -> Iterator[Point]:
         """One combination of settings with each of the seeds; it is checked once."""
         settings.pop("seed", None)
-        for seed in seeds:
-            config.flags({"seed": seed}, self.path)
         flags = config.flags(settings, self.path)
         try:
+            for seed in seeds:
+                config.parse(config.flags({"seed": seed}, self.path))
             args = config.parse(flags)
             recipe.check(argparse.Namespace(**vars(args) | {"nodes": args.nodes or 1}))
         except UsageError as error:
@@ -165,8 +168,12 @@ class SweepFile:
             yield Point(_name(settings, named, seeded), {**settings, "seed": seed}, seeded)
 
 
-def _dashed(settings: Mapping[str, Any]) -> Settings:
-    return {key.replace("_", "-"): value for key, value in settings.items()}
+def _dashed(settings: Mapping[str, Any], path: Path) -> Settings:
+    dashed = {key.replace("_", "-"): value for key, value in settings.items()}
+    if len(dashed) < len(settings):
+        twice = next(key for key in settings if "_" in key and key.replace("_", "-") in settings)
+        raise UsageError(f"{path}: {twice} and {twice.replace('_', '-')} are one setting; leave one out")
+    return dashed
 
 
 def _product(settings: Settings, path: Path) -> Iterator[Settings]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from experiments import toml
 from experiments.sweep.grid import Point
+from gossip import files
 
 SCRIPT = """\
 #!/bin/bash
@@ -30,9 +31,9 @@ runs=(
 {runs}
 )
 cd {here}
-{activate}{command} --only "${{runs[$SLURM_ARRAY_TASK_ID]}}" &
+{activate}trap 'kill -USR1 $!' USR1 TERM
+{command} --only "${{runs[$SLURM_ARRAY_TASK_ID]}}" &
 sweep=$!
-trap 'kill -USR1 $sweep' USR1 TERM
 wait $sweep; code=$?
 if [ $code -gt 128 ]; then wait $sweep; code=$?; fi    # the first wait ended with the signal
 # 138: stopped by the signal, after a checkpoint. The requeued task goes on from there.
@@ -63,9 +64,9 @@ def write(args: argparse.Namespace, points: Sequence[Point], out: Path) -> Path:
         activate=f"source {shlex.quote(str(activate))}\n" if activate.exists() else "",
         command=shlex.join(command),
     )
-    out.mkdir(parents=True, exist_ok=True)
+    files.make(out)
     path = out / "sweep.sbatch"
-    path.write_text(script)
+    files.replace_text(path, script)
     return path
 
 

@@ -21,6 +21,7 @@ from experiments import toml
 from experiments.runs import Run
 from experiments.sweep.command import add_common_arguments, chosen, folder, run_points
 from experiments.sweep.grid import Point, SweepFile
+from gossip import files
 from gossip.errors import UsageError
 
 
@@ -84,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     if all(choice.best is None for choice in choices):
         raise UsageError("runs diverged at every rate: give smaller ones to try, --lr 0.001,0.01")
     path = out / "tuned.toml"
-    path.write_text(tuned_file(choices, file, args.file))
+    files.replace_text(path, tuned_file(choices, file, args.file))
     tuned = out.with_name(f"{out.name.removesuffix('-tune')}-tuned")  # tuned.toml is all these files' name
     words = ["python", "-m", "gossip", "sweep", str(path), "--out", str(tuned), *(["--mpi"] * args.mpi)]
     print(shlex.join(words))

@@ -102,6 +102,7 @@ def test_specs(codec: Compressor, spec: str) -> None:
         lambda: QSGD(bits=9),
         lambda: QSGD(levels=0),
         lambda: QSGD(levels=40_000),
+        lambda: QSGD(levels=3, bits=4),
         lambda: QSGD(norm="l1"),
         lambda: QSGD(block=0),
         lambda: QSGD(block="layer"),

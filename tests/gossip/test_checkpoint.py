@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import random
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +77,22 @@ def test_no_file_is_ever_half_written_under_its_name(tmp_path: Path, monkeypatch
     assert load(tmp_path)[0] == 1
 
 
+def flip_a_value(file: Path) -> None:
+    """Changes a tensor's bytes, and nothing else."""
+    with zipfile.ZipFile(file) as parts:
+        name = next(name for name in parts.namelist() if name.endswith("data/0"))
+        data = parts.read(name)
+    whole = file.read_bytes()
+    assert whole.count(data) == 1 and data
+    file.write_bytes(whole.replace(data, bytes(255 - byte for byte in data)))
+
+
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
         (lambda file: file.unlink(), "is missing"),
         (lambda file: os.truncate(file, 200), "damaged or was cut short"),
+        (flip_a_value, "damaged or was cut short .*wrong checksum"),
         (lambda file: file.write_bytes(b""), "damaged or was cut short"),
         (lambda file: file.write_bytes(b"torn"), "damaged or was cut short"),
         (

@@ -141,3 +141,43 @@ def test_a_frozen_parameter_that_one_rank_has_unfrozen_is_averaged_still() -> No
         return session.averaged_state_dict()["1.weight"]
 
     assert all(torch.equal(x, torch.full((2, 3), 0.5)) for x in gossip.launch(node, 2))
+
+
+# -- what cannot join ---------------------------------------------------------------------------------------
+
+
+def test_parameters_of_another_session_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    optimizer = sgd(model)
+    session = gossip.join(model, optimizer)
+    for again in (nn.Sequential(model), model[0]):
+        with pytest.raises(UsageError, match="belongs to another model that has joined"):
+            gossip.join(again, optimizer)
+    session.finish()
+    gossip.join(nn.Sequential(model), optimizer).finish()
+
+
+def test_two_parameters_in_one_memory_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = nn.Parameter(model[0].get_parameter("weight").data)
+    with pytest.raises(UsageError, match=r"'0\.weight' and '1\.weight' share their memory"):
+        gossip.join(model, sgd(model))
+    model[1].weight = model[0].weight
+    gossip.join(model, sgd(model)).finish()
+
+
+@pytest.mark.parametrize(
+    ("buffer", "text"),
+    [
+        (torch.zeros(1).expand(4), r"expanded.*clone\(\)"),
+        (torch.eye(3).to_sparse(), "sparse.*plain attribute"),
+    ],
+)
+def test_a_buffer_that_cannot_be_written_to_is_named_on_all_ranks(buffer: Tensor, text: str) -> None:
+    def node() -> None:
+        model = Net()
+        model.register_buffer("graph", buffer)
+        with pytest.raises(UsageError, match=f"buffer 'graph' is {text}"):
+            gossip.join(model, sgd(model))
+
+    gossip.launch(node, 2)

@@ -760,6 +760,20 @@ def test_what_needs_the_gradients_before_the_step_is_refused(name: str) -> None:
         gossip.launch(lambda: manual(2, lambda session, model, optimizer, k: do(model, optimizer)), 2)
 
 
+def clamp(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, k: int) -> None:
+    optimizer.step()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.clamp_(-0.05, 0.05)
+
+
+def test_parameters_written_to_before_their_update_are_an_error() -> None:
+    with pytest.raises(UsageError, match=r"'\w+\.\w+' was written to after step\(\), before its update"):
+        gossip.launch(lambda: manual(4, clamp), 2)
+    results = gossip.launch(lambda: manual(4, clamp, overlap=False), 2)
+    assert torch.equal(results[0], results[1]) and results[0].abs().max() <= 0.0501
+
+
 def test_without_overlap_gradients_can_be_clipped() -> None:
     def clip(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, k: int) -> None:
         assert nn.utils.clip_grad_norm_(model.parameters(), 0.1) > 0.1
