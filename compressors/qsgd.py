@@ -40,7 +40,9 @@ class QSGD(RowCodec):
                 raise ValueError(f"qsgd: levels={self.levels} given; 1-32767 fits, e.g. qsgd:levels=7")
             width = (2 * self.levels).bit_length()
             if self.bits not in (8, width):
-                raise ValueError(f"qsgd: bits={self.bits} and levels={self.levels} given; give one of them")
+                raise ValueError(
+                    f"qsgd: bits={self.bits},levels={self.levels} given; one of them fits, e.g. qsgd:levels=7"
+                )
             object.__setattr__(self, "bits", width)
         elif self.bits not in (1, 2, 3, 4, 5, 6, 7, 8, 16):
             raise ValueError(f"qsgd: bits={self.bits} given; 1-8 or 16 fits, e.g. qsgd:bits=8")
