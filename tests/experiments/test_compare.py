@@ -237,3 +237,13 @@ def test_compare_answers_without_torch(tmp_path: Path) -> None:
     result = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     assert "76.00 ± 1.41" in result.stdout and result.stdout.splitlines()[-1] == "False"
+
+
+def test_the_other_columns_of_the_table(tmp_path: Path) -> None:
+    for seed, local in ((1, 75.0), (2, 77.0)):
+        fabricate.run(tmp_path / str(seed), seed=seed, summary={"test_accuracy_local_mean": local})
+    head, (row,) = compare.table(group(find([tmp_path])))
+    cells = dict(zip(head, row, strict=True))
+    assert cells["single nodes"] == "76.00 ± 1.41" and cells["epochs"] == "2"
+    assert cells["time, min"] == "10.0 ± 0.0" and cells["exposed wait, ms"] == "1.50 ± 0.00"
+    assert cells["compression error"] == "0.01 ± 0" and cells["consensus distance"] == "0.05 ± 0"

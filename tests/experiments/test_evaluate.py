@@ -163,3 +163,21 @@ def test_more_nodes_than_images() -> None:
 
     first, *others = gossip.launch(node, 5)
     assert torch.isfinite(first).all() and all(torch.equal(first, other) for other in others)
+
+
+def test_every_batch_counts_the_same_though_ranks_have_more_or_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluate, "BN_BATCH", 2)
+    x, _ = images(5)  # rank 0 has three images in two batches, rank 1 two in one
+
+    def node() -> Tensor:
+        model = net()
+        evaluate.recompute_batch_norm(model, x, forward, gossip.world())
+        return model.bn.running_mean  # type: ignore[return-value]
+
+    chosen = torch.randperm(5, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        parts = [part for rank in range(2) for part in chosen[rank::2].chunk(2 - rank)]
+        means = [net().conv(x[part].float() / 255).mean((0, 2, 3)) for part in parts]
+    assert [len(part) for part in parts] == [2, 1, 2]
+    for mean in gossip.launch(node, 2):
+        torch.testing.assert_close(mean, torch.stack(means).mean(0))

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import gossip
-from experiments import data, models, train
+from experiments import config, data, models, recipe, train
 from experiments.agree import Agreement, StopSignal
 from experiments.runfolder import FILES
 from experiments.runs import Run
@@ -326,3 +326,25 @@ def test_whoever_does_not_come_is_named() -> None:
 
     with pytest.raises((WatchdogError, GossipError)):
         gossip.launch(node, 2)
+
+
+def test_a_step_is_made_at_its_own_rate(job: Any) -> None:
+    """The first one of a warm-up at a rate of 0: it changes nothing."""
+    flags = ("--nodes", "2", "--steps", "1", "--lr-warmup", "1", "--momentum", "0")
+    runs = [job(*flags, "--lr", lr, out=lr) for lr in ("0.1", "5")]
+    first, second = (torch.load(run["folder"] / "averaged.pt", weights_only=True) for run in runs)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert runs[0]["metrics"][0]["lr"] == 0 and runs[0]["metrics"][0]["epoch"] == pytest.approx(1 / 6)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ([], {"lr": 0.3, "momentum": 0.8, "nesterov": True, "weight_decay": 0.02}),
+        (["--optimizer", "adamw"], {"lr": 0.3, "weight_decay": 0.02}),
+    ],
+)
+def test_the_optimizer_is_as_asked(flags: list[str], expected: dict[str, Any]) -> None:
+    words = ["--lr", "0.3", "--weight-decay", "0.02", "--momentum", "0.8", "--nesterov"]
+    (group,) = recipe.build_optimizer(config.parse([*words, *flags]), nn.Linear(2, 2)).param_groups
+    assert {name: group[name] for name in expected} == expected

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 import gossip
 from gossip.algorithms import QSGD
@@ -880,3 +881,25 @@ def test_a_compressor_that_is_not_used_is_said() -> None:
     model = Net()
     with pytest.warns(UserWarning, match="dpsgd does not use a compressor"):
         gossip.join(model, sgd(model), algorithm="dpsgd", compressor="qsgd").finish()
+
+
+def shares(seed: int, n: int = 3) -> list[list[int]]:
+    """What the ranks' loops see of 32 samples in an epoch."""
+
+    def node() -> list[int]:
+        model = nn.Linear(1, 1)
+        session = gossip.join(model, torch.optim.SGD(model.parameters(), lr=0.1), seed=seed)
+        data = TensorDataset(torch.arange(32))
+        seen = [i for (batch,) in session.shard(data, batch_size=4) for i in batch.tolist()]
+        session.finish()
+        return seen
+
+    return gossip.launch(node, n)
+
+
+def test_the_ranks_shards_share_a_data_set() -> None:
+    assert sorted(i for seen in shares(0) for i in seen) == list(range(32))
+
+
+def test_the_seed_of_join_deals_the_samples() -> None:
+    assert shares(1) == shares(1) != shares(2)

@@ -13,7 +13,7 @@ from torch import Tensor
 import gossip
 from compressors import CODECS
 from gossip.algorithms.base import ParameterMethod, State, Steps, option
-from gossip.effects import Node
+from gossip.effects import Node, message_key
 from gossip.stats import Stats
 from tests.quadratics import D, Quadratic, simulate
 
@@ -82,3 +82,20 @@ def test_sending_and_adding_is_sending_then_adding(codec: str) -> None:
     apart, at_once = (simulate(Sender(adds), 2, codec, steps=3) for adds in (False, True))
     assert (apart.X[-1] != apart.X[0]).any()
     np.testing.assert_array_equal(apart.X, at_once.X)
+
+
+def test_every_message_is_rounded_by_noise_of_its_own() -> None:
+    """No two messages of a run share a key: of two buckets neither."""
+    n, steps = 3, 4
+    run = simulate("dcd", n, "qsgd:bits=4", steps=steps, bucket_mb=20 / 2**20)  # each tensor a bucket
+    assert len(run.log) == n * steps * 2
+
+
+@pytest.mark.parametrize("spec", ("dcd", "choco"))
+def test_the_compression_error_is_that_of_the_messages(spec: str) -> None:
+    """Of one round in ten; also where C(v) is added to x at once, as DCD does."""
+    run = simulate(spec, 3, "sign", steps=12)
+    for rank, stats in enumerate(run.stats):
+        sampled = [run.log[message_key(0, rank, t, 0, 0)] for t in (1, 11)]
+        errors = [float((v - c).norm() / v.norm()) for v, c in sampled]
+        assert stats["compression_error"] == pytest.approx(np.mean(errors), rel=1e-5)
