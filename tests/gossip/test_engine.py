@@ -903,3 +903,21 @@ def test_the_ranks_shards_share_a_data_set() -> None:
 
 def test_the_seed_of_join_deals_the_samples() -> None:
     assert shares(1) == shares(1) != shares(2)
+
+
+def test_a_state_of_another_rank_is_refused() -> None:
+    def load() -> None:
+        model = Net()
+        session = gossip.join(model, sgd(model), algorithm="dcd")
+        states = session.world.allgather(session.state_dict())
+        session.finish()
+        other = Net()
+        gossip.join(other, sgd(other), algorithm="dcd").load_state_dict(states[1 - session.rank])
+
+    with pytest.raises(CheckpointError, match="written with rank = "):
+        gossip.launch(load, 2)
+
+
+def test_ranks_with_other_buckets_are_found_at_the_start() -> None:
+    with pytest.raises(UsageError, match="disagree on buckets"):
+        gossip.launch(lambda: train(1, bucket_mb=1e-4 if gossip.world().rank else 1.0), 2)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import gossip
 from compressors import LayerTopK, relative_error
-from gossip.algorithms import ALGORITHMS, DGC, GradientMethod
+from gossip.algorithms import ALGORITHMS, DGC, GradientMethod, exchange
 from gossip.algorithms.exchange import ROUND_TRIP, parts, scatters
 from gossip.algorithms.exchange import sent as bytes_sent
 from gossip.errors import DivergedError, UsageError
@@ -1183,3 +1183,45 @@ def test_parts_work_with_every_codec(spec: str, codec: str) -> None:
 def test_layer_topk_is_dgcs_message() -> None:
     codec = DGC(ratio=0.1, warmup_steps=0).codec_at(1, SEGMENTS)
     assert isinstance(codec, LayerTopK) and codec.sizes == (3, 10_000, 7)
+
+
+@pytest.mark.parametrize("name", ["momentum", "nesterov", "weight_decay"])
+def test_what_comes_back_to_the_optimizer_is_noticed(name: str) -> None:
+    made: list[torch.optim.Optimizer] = []
+
+    def make(model: nn.Module) -> torch.optim.Optimizer:
+        made.append(sgd(model))
+        return made[0]
+
+    def restore(node: Session, model: nn.Module) -> None:
+        made[0].param_groups[0][name] = 0.9
+
+    with pytest.raises(UsageError, match=f"the optimizer's {name} was set"):
+        gossip.launch(lambda: train(2, algorithm="dgc", make_optimizer=make, before_step=restore), 1)
+
+
+def test_the_note_tells_what_either_way_costs() -> None:
+    big, codec = [(Segment("w", 0, (1000, 272)),)], make_codec("qsgd:bits=8")
+    ways = [bytes_sent(scatter, big[0], 4, codec) for scatter in (False, True)]
+    expected = "gather=scatter: {1} bytes per step and node (all: {0}, scatter: {1})".format(*ways)
+    assert exchange.describe("auto", big, 4, codec) == expected
+
+
+def test_powersgd_starts_anew_after_a_step_without_gradient() -> None:
+    """As in the first step, a gradient of its rank is kept whole; a Q of zeros would keep its first row."""
+
+    def node() -> tuple[Tensor | None, Tensor]:
+        torch.manual_seed(0)
+        model = nn.Linear(10, 12, bias=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        session = gossip.join(model, optimizer, algorithm="powersgd:rank=1")
+        g = torch.outer(torch.randn(12), torch.randn(10))
+        for factor in (0.0, 1.0):
+            optimizer.zero_grad()
+            (model.weight * g).sum().mul(factor).backward()
+            optimizer.step()
+        session.finish()
+        return model.weight.grad, g
+
+    for applied, g in gossip.launch(node, 2):
+        torch.testing.assert_close(applied, g, rtol=1e-4, atol=1e-5)

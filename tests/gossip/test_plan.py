@@ -9,6 +9,7 @@ import math
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -468,3 +469,58 @@ def test_a_link_file_that_cannot_be_written_is_one_message(
 def test_a_link_needs_two(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="mpirun -n 4"):
         run("link", monkeypatch=monkeypatch)
+
+
+def test_the_methods_own_computing_is_added_to_every_round() -> None:
+    on, graph = Link(1e7, 5e-3, goodput=0.8, overhead=1e-3), make_topology("ring", 4)
+    for spec in ("dcd", "deepsqueeze", "qsgd", "dcd:every=4"):
+        method = make_algorithm(spec)
+        (part,) = ranking.cut(nn.Linear(100, 10, bias=False), method)
+        one = trips.of_round(method, graph, make_codec("qsgd"), part, t=1)
+        for overlap in (True, False):
+            without, with_it = (cost.step(method, [one], [1000], on, 0.1, own, overlap) for own in (0.0, 2.0))
+            assert with_it.total - without.total == pytest.approx(2.0 / method.every) == with_it.own
+
+
+@pytest.mark.parametrize(
+    ("spec", "encodes", "decodes"),
+    [("dcd", 1, 3), ("qsgd:gather=all", 1, 5), ("qsgd:gather=scatter", 5, 9), ("allreduce", 0, 0)],
+)
+def test_a_node_decodes_what_it_receives_and_its_own(spec: str, encodes: int, decodes: int) -> None:
+    """On a ring of 5."""
+    method = make_algorithm(spec)
+    (part,) = ranking.cut(nn.Linear(100, 10, bias=False), make_algorithm("dpsgd"))
+    one = trips.of_round(method, make_topology("ring", 5), make_codec("qsgd"), part, t=1)
+    assert (one.encodes, one.decodes) == (encodes, decodes)
+
+
+def test_what_a_plan_sends_is_per_step() -> None:
+    net = nn.Linear(100, 10)
+    options: dict[str, Any] = {"topologies": ["ring"], "compressors": ["sign"]}
+    (each,), (fourth,) = (
+        ranking.rank(net, 4, Link(1e7, 1e-3), algorithms=[spec], **options) for spec in ("dcd", "dcd:every=4")
+    )
+    assert fourth.sent == pytest.approx(each.sent / 4)
+
+
+def test_of_graphs_that_take_the_same_time_the_one_that_mixes_faster_comes_first() -> None:
+    plans = ranking.rank(nn.Linear(100, 10), 8, Link(1e12, 0.0), compute=1.0, algorithms=["dpsgd"])
+    gaps = [plan.spectral_gap for plan in plans]
+    assert len(set(gaps)) > 2 and gaps == sorted(gaps, reverse=True)
+
+
+def test_a_fit_stays_within_what_is_possible() -> None:
+    """Noise can make the small exchange quicker than the latency, and the large one quicker than the rate."""
+    fitted = Link.fit(1e6, 5e-3, Exchange(100, 1, 4e-3), Exchange(10_000, 1, 0.04))
+    assert fitted.overhead == 0 and fitted.goodput == 1
+
+
+def test_a_planned_step_is_the_mean_over_the_rounds_that_recur() -> None:
+    """Slim-DP's full pushes among them."""
+    on = Link(1e6, 1e-3)
+    one = ranking.Candidate.of(
+        nn.Linear(100, 10), make_algorithm("slim:q=4"), make_topology("ring", 4), make_codec("fp16")
+    )
+    each = [cost.step(one.method, buckets, one.sizes, on, 0.1, 0.0).exchange for buckets in one.rounds]
+    assert len(each) == 4 and max(each) > 1.5 * min(each)
+    assert one.step(on, 0.1, own=0.0).exchange == pytest.approx(sum(each) / 4)
